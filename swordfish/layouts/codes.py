@@ -27,9 +27,9 @@ class Int32Codes:
     compressed-tensors   [N, K/p]    ``"k"``, transposed  ``None``
     ==================== =========== ==================== ========================================
 
-    with ``p = 32 // bits``. ``interleave[i]`` is the position, within its group of ``p``, of the code in field
-    ``i`` of a word. The packed dimension may have been filled up to whole words: ``shape = (K, N)`` tells how
-    much of it counts.
+    with ``p = 32 // bits``. ``interleave[i]`` is the position, within its group of ``p``, of the code in
+    field ``i`` of a word. The packed dimension may have been filled up to whole words: ``shape = (K, N)``
+    tells how much of it counts.
 
     Raises ``ArgumentTypeError`` unless ``words`` is int32 and ``ArgumentError`` when its shape does not hold
     ``shape`` codes.
@@ -86,7 +86,7 @@ class Int32Codes:
 
     def _unpack(self, words: torch.Tensor, axis: int) -> torch.Tensor:
         """All fields of 2-D ``words`` side by side along ``axis``, as uint8."""
-        fields = words.contiguous().view(torch.uint8).unflatten(1, (words.shape[1], 4))  # [A, B, byte]
+        fields = words.contiguous().view(torch.uint8).view(*words.shape, 4)  # [A, B, byte]
         if self.bits == 4:
             fields = torch.stack((fields & 15, fields >> 4), dim=-1).flatten(2)  # [A, B, field]
         if self.interleave is not None:

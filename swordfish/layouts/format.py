@@ -1,8 +1,8 @@
 """The packed weight format, written once as layouts.
 
 A weight of K rows (input features) by N columns (output features) is cut into blocks of 64 x 64 codes. The
-*bit layout* of a block maps a coordinate ``(k, n)`` to the offset of the code's least significant bit. It is a
-plain shape : stride layout of the CuTe algebra (package ``tensor_layouts``); the coordinate modes are
+*bit layout* of a block maps a coordinate ``(k, n)`` to the offset of the code's least significant bit. It
+is a plain shape : stride layout of the CuTe algebra (package ``tensor_layouts``); the coordinate modes are
 
 ====  ======  =====================  ====================================================
 mode  extent  of                     meaning for ``mma.sync.m16n8k16``
@@ -23,7 +23,7 @@ imports ``tensor_layouts``.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from typing import NamedTuple
 
 from tensor_layouts import Layout, coalesce, compose, cosize, flatten, size, upcast
@@ -99,7 +99,7 @@ def tensor_layout(k: int, n: int, bits: int) -> Layout:
     )
 
 
-@lru_cache(maxsize=None)
+@cache
 def modes(bits: int) -> tuple[Mode, ...]:
     """The named modes of :func:`block_layout`, K modes first, fastest-varying first."""
     block = block_layout(bits)
@@ -150,8 +150,8 @@ def lane_word_layout(bits: int) -> Layout:
 def lane_group_layout(bits: int) -> Layout:
     """``(lane, word of the group, group)`` -> 32-bit word of the block; a group is 8 words (256 bits).
 
-    For int8 a group is one lane's share of a sub-tile, 32 consecutive bytes. For int4 it is one lane's share of
-    two sub-tiles: two 16-byte vectors, 512 bytes apart.
+    For int8 a group is one lane's share of a sub-tile, 32 consecutive bytes. For int4 it is one lane's
+    share of two sub-tiles: two 16-byte vectors, 512 bytes apart.
     """
     by_word = lane_word_layout(bits)
     lane_shape, value_shape, sub_tiles = by_word.shape

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Protocol
 
 import torch
@@ -46,7 +46,7 @@ class ColumnSource(Protocol):
         """Where the codes are."""
 
     def columns(self, start: int, stop: int) -> torch.Tensor:
-        """Codes of columns ``start`` to ``stop`` (``start`` a multiple of 64), uint8 ``[K, stop - start]``."""
+        """Columns ``start`` to ``stop`` (``start`` a multiple of 64) as uint8 ``[K, stop - start]``."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,8 @@ class DenseCodes:
         return self.tensor.device
 
     def columns(self, start: int, stop: int) -> torch.Tensor:
-        """Columns ``start`` to ``stop``, a view; raises ``ArgumentError`` on a code of more than ``bits`` bits."""
+        """Columns ``start`` to ``stop``, a view; raises ``ArgumentError`` on codes that exceed ``bits``
+        bits."""
         part = self.tensor[:, start:stop]
         if self.bits < 8 and (top := int(part.max())) >= 1 << self.bits:
             raise ArgumentError("codes", top, f"values from 0 to {(1 << self.bits) - 1} for bits={self.bits}")
@@ -79,9 +80,9 @@ class DenseCodes:
 class _Recipe:
     """The bit layout of a block as tensor operations.
 
-    A slab of codes is viewed as ``[K/64, *k_shape, N/64, *n_shape]`` (modes slowest first). ``combine`` lists,
-    for every code inside a byte, its index along each of ``inner`` axes and its shift; ``order`` lists the
-    axes that remain by falling byte stride, ``extents`` their lengths.
+    A slab of codes is viewed as ``[K/64, *k_shape, N/64, *n_shape]`` (modes slowest first). ``combine``
+    lists, for every code inside a byte, its index along each of ``inner`` axes and its shift; ``order``
+    lists the axes that remain by falling byte stride, ``extents`` their lengths.
     """
 
     k_shape: tuple[int, ...]
@@ -93,7 +94,7 @@ class _Recipe:
     block_words: int
 
 
-@lru_cache(maxsize=None)
+@cache
 def _recipe(bits: int) -> _Recipe:
     from swordfish.layouts import format as layout  # imports tensor_layouts
 
@@ -190,12 +191,15 @@ def _take_rows(part: torch.Tensor, rows: torch.Tensor | None, padding: int) -> t
 def _pad(part: torch.Tensor, padding: int) -> torch.Tensor:
     """Rows and columns filled up to multiples of 64; the same tensor when nothing is missing."""
     k, n = part.shape
+    if k % BLOCK == 0 and n % BLOCK == 0:
+        return part
     return torch.nn.functional.pad(part, (0, -n % BLOCK, 0, -k % BLOCK), value=padding)
 
 
 def _split(part: torch.Tensor, recipe: _Recipe) -> torch.Tensor:
     """``[K, N]`` (multiples of 64) viewed as ``[K/64, *k_shape, N/64, *n_shape]``."""
-    return part.unflatten(1, (-1, *recipe.n_shape)).unflatten(0, (-1, *recipe.k_shape))
+    k, n = part.shape
+    return part.view(k // BLOCK, *recipe.k_shape, n // BLOCK, *recipe.n_shape)
 
 
 def _drop_axes(part: torch.Tensor, index: tuple[int, ...], axes: tuple[int, ...]) -> torch.Tensor:
@@ -207,7 +211,7 @@ def _drop_axes(part: torch.Tensor, index: tuple[int, ...], axes: tuple[int, ...]
 
 def _bytes_as_blocks(words: torch.Tensor, recipe: _Recipe) -> torch.Tensor:
     """Packed words as a uint8 view whose axes are those of :func:`_split` (axes inside a byte: extent 1)."""
-    block = words.view(torch.uint8).unflatten(2, recipe.extents)  # [N/64, K/64, *extents]
+    block = words.view(torch.uint8).view(*words.shape[:2], *recipe.extents)  # [N/64, K/64, *extents]
     position = {axis: 2 + i for i, axis in enumerate(recipe.order)}
     n_axis = 1 + len(recipe.k_shape)
     position[0], position[n_axis] = 1, 0
@@ -267,7 +271,8 @@ def lane_word_view(words: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def lane_group_view(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """int32 ``[..., N/64, K/64, groups, 32, 2, 4]``: the 256-bit groups of a lane as two 16-byte vectors (no copy).
+    """int32 ``[..., N/64, K/64, groups, 32, 2, 4]``: a lane's 256-bit groups as two 16-byte vectors (no
+    copy).
 
     int8 has 4 groups to a block, one per k16 sub-tile; int4 has 2, one per pair of sub-tiles.
     """
@@ -291,4 +296,5 @@ def byte_view(words: torch.Tensor, bits: int) -> torch.Tensor:
     from swordfish.layouts.format import tma_layout
 
     row, rows = tma_layout(bits).shape
-    return _words_view(words, bits, (words.shape[-1],), (1,)).view(torch.uint8).unflatten(-1, (rows, row))
+    flat = _words_view(words, bits, (words.shape[-1],), (1,))
+    return flat.view(torch.uint8).view(*words.shape[:-1], rows, row)
