@@ -1,0 +1,172 @@
+"""Host side of ``device/ring.cu``: the configuration of the decode kernel for few rows and what follows from it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+import numpy as np
+import torch
+
+from swordfish.errors import ArgumentError
+from swordfish.runtime.device import DeviceProps
+from swordfish.runtime.launch import LaunchConfig
+from swordfish.runtime.source import KernelSource, assemble
+from swordfish.scheme import Scheme
+
+__all__ = ["MAX_ROWS", "RingConfig"]
+
+MAX_ROWS = 16
+"""Rows (tokens) of a row tile, at most: two mma token tiles of 8."""
+
+_ZERO_KINDS = {"none": 0, "integer": 1, "offset": 2}
+
+
+def _ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def _round_up(a: int, b: int) -> int:
+    return _ceil_div(a, b) * b
+
+
+@dataclass(frozen=True)
+class RingConfig:
+    """Tile configuration of ``decode_ring``; every field is a compile-time constant of the kernel except ``ctas``.
+
+    Attributes:
+        rows: rows of x per row tile, 1 to 16. A call with more rows takes several row tiles.
+        cols: 64-column blocks per tile, 1, 2 or 4; more columns share one copy of the tokens.
+        unit: k64 blocks per ring slot, 1, 2 or 4.
+        warps: warps per CTA; they split K.
+        slots: ring slots per warp.
+        split: CTAs of the cluster that splits K, 1 to 8.
+        ctas: CTAs that walk over the tiles when ``split`` is 1; 0 means one CTA per tile.
+        min_ctas: CTAs per SM that registers must allow.
+    """
+
+    rows: int
+    cols: int = 1
+    unit: int = 2
+    warps: int = 8
+    slots: int = 3
+    split: int = 1
+    ctas: int = 0
+    min_ctas: int = 1
+
+    def __post_init__(self) -> None:
+        limits = {
+            "rows": (1, MAX_ROWS),
+            "warps": (1, 16),
+            "slots": (1, 16),
+            "split": (1, 8),
+            "ctas": (0, 65535),
+            "min_ctas": (1, 8),
+        }
+        for name, (low, high) in limits.items():
+            if not low <= getattr(self, name) <= high:
+                raise ArgumentError(f"RingConfig.{name}", getattr(self, name), f"{low} to {high}")
+        for name in ("cols", "unit"):
+            if getattr(self, name) not in (1, 2, 4):
+                raise ArgumentError(f"RingConfig.{name}", getattr(self, name), "1, 2 or 4")
+        if self.split > 1 and self.ctas:
+            raise ArgumentError("RingConfig.ctas", self.ctas, f"0 when split={self.split}: a cluster owns one tile")
+
+    def __str__(self) -> str:
+        changed = [f"{f.name}={getattr(self, f.name)}" for f in fields(self)]
+        return f"ring({', '.join(changed)})"
+
+    def shared_bytes(self, scheme: Scheme, k: int) -> int:
+        """Dynamic shared memory of a CTA in bytes; the kernel asserts that it computes the same."""
+        unit_k = self.unit * 64
+        scale_rows = unit_k // self._fold_k(_group(scheme, k), k)
+        row_kinds = 1 if scheme.zeros == "none" else 2
+        weights = self.cols * self.unit * scheme.bits * 512 + row_kinds * scale_rows * self.cols * 128
+        slot = _round_up(weights + self.rows * (unit_k * 2 + 16), 128)
+        barriers = self.warps * self.slots * slot
+        partials = _round_up(barriers + (self.warps * self.slots + 1) * 8, 128)
+        exchange = partials + self.warps * self.rows * (self.cols * 64 + 4) * 4
+        if self.split == 1:
+            return exchange
+        return exchange + self.split * self.rows * _ceil_div(self.cols * 16, self.split) * 16
+
+    def _fold_k(self, group: int, k: int) -> int:
+        unit_k = self.unit * 64
+        if group >= k or group % unit_k == 0:
+            return unit_k
+        if unit_k % group == 0:
+            return group
+        return math.gcd(group, 64)
+
+    def check(self, scheme: Scheme, k: int, n: int, props: DeviceProps) -> None:
+        """Raises ``ArgumentError`` when the configuration does not fit the device or the shape."""
+        need = self.shared_bytes(scheme, k)
+        if need > props.smem_per_cta:
+            raise ArgumentError(
+                "RingConfig", self, f"at most {props.smem_per_cta} bytes of shared memory per CTA", f"It needs {need}."
+            )
+        if self.split * self.warps > _ceil_div(_ceil_div(k, 64), self.unit) and self.split > 1:
+            raise ArgumentError("RingConfig.split", self.split, f"no more than K={k} has units for its warps")
+
+    def source(self, scheme: Scheme, k: int, n: int, *, bias: bool) -> KernelSource:
+        """The kernel for weights of shape ``[k, n]``."""
+        return assemble(
+            "swordfish/decode/device/ring.cu",
+            "decode_ring",
+            {
+                "SF_BITS": scheme.bits,
+                "SF_BF16": int(scheme.dtype == "bfloat16"),
+                "SF_ZEROS": _ZERO_KINDS[scheme.zeros],
+                "SF_GROUP": _group(scheme, k),
+                "SF_K": k,
+                "SF_N": n,
+                "SF_BIAS": int(bias),
+                "SF_ROWS": self.rows,
+                "SF_COLS": self.cols,
+                "SF_UNIT": self.unit,
+                "SF_WARPS": self.warps,
+                "SF_SLOTS": self.slots,
+                "SF_SPLIT": self.split,
+                "SF_MIN_CTAS": self.min_ctas,
+                "SF_SHARED_BYTES": self.shared_bytes(scheme, k),
+            },
+        )
+
+    def launch_config(self, scheme: Scheme, m: int, k: int, n: int) -> LaunchConfig:
+        """Grid and shared memory of a call with ``m`` rows."""
+        tiles = _ceil_div(_ceil_div(n, 64), self.cols) * _ceil_div(m, self.rows)
+        ctas = tiles * self.split if not self.ctas else min(tiles, self.ctas)
+        return LaunchConfig(
+            grid=(ctas, 1, 1),
+            block=(self.warps * 32, 1, 1),
+            cluster=(self.split, 1, 1),
+            shared_bytes=self.shared_bytes(scheme, k),
+            programmatic=True,
+        )
+
+    @staticmethod
+    def arguments(
+        words: torch.Tensor,
+        scales: torch.Tensor,
+        zeros: torch.Tensor | None,
+        x: torch.Tensor,
+        bias: torch.Tensor | None,
+        out: torch.Tensor,
+    ) -> tuple[object, ...]:
+        """Kernel arguments, in order. ``x`` and ``out`` are 2-D with unit inner stride; x rows are 16-byte aligned."""
+        return (
+            words,
+            scales,
+            zeros,
+            x,
+            bias,
+            out,
+            np.int32(x.shape[0]),
+            np.int64(x.stride(0)),
+            np.int64(out.stride(0)),
+        )
+
+
+def _group(scheme: Scheme, k: int) -> int:
+    """Group size in rows; one group spans the whole (padded) K of a channelwise weight."""
+    return _round_up(k, 64) if scheme.group_size == -1 else scheme.group_size

@@ -1,0 +1,73 @@
+"""What runs for a call, and why."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+
+from swordfish.decode import RingConfig, choose
+from swordfish.errors import ArgumentError
+from swordfish.packed import PackedWeight
+from swordfish.runtime.device import DeviceProps, device_props
+from swordfish.runtime.launch import PreparedLaunch
+from swordfish.runtime.registry import get_kernel
+from swordfish.scheme import Scheme
+
+__all__ = ["Plan", "explain", "plan", "prepared_decode"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """``path`` is ``"decode"``, ``"reference"`` (CPU tensors, nothing emulated) or ``"empty"`` (no rows)."""
+
+    path: str
+    config: RingConfig | None
+    reason: str
+
+    def __str__(self) -> str:
+        what = self.path if self.config is None else f"{self.path} {self.config}"
+        return f"{what}: {self.reason}"
+
+
+@functools.lru_cache(maxsize=4096)
+def plan(m: int, n: int, k: int, scheme: Scheme, props: DeviceProps | None, *, bias: bool = False) -> Plan:
+    """The path and configuration for ``x[m, k] @ W[k, n]``; ``props`` is ``None`` for the CPU reference.
+
+    ``k`` counts packed rows (``PackedWeight.packed_k``).
+    """
+    if m < 0:
+        raise ArgumentError("m", m, "0 or more")
+    if m == 0:
+        return Plan("empty", None, "no rows: nothing is launched")
+    if props is None:
+        return Plan("reference", None, "tensors on the CPU and no GPU emulated: fp64 product of the exact weights")
+    choice = choose(m, n, k, scheme, props)
+    return Plan("decode", choice.config, choice.reason)
+
+
+def explain(w: PackedWeight, m: int) -> Plan:
+    """Which kernel ``sf.mm`` would run for ``m`` rows of this weight, on its device, and why; print it."""
+    if not isinstance(w, PackedWeight):
+        raise ArgumentError("w", type(w).__name__, "a PackedWeight")
+    return plan(m, w.shape[1], w.packed_k, w.scheme, props_of(w.device), bias=w.bias is not None)
+
+
+def props_of(device: torch.device) -> DeviceProps | None:
+    """Properties of a device that runs kernels; ``None`` for a CPU on which nothing is emulated."""
+    if device.type == "cpu":
+        from swordfish.runtime.backend import active_emulation
+
+        emulation = active_emulation()
+        return None if emulation is None else DeviceProps.for_target(emulation.arch)
+    return device_props(device)
+
+
+@functools.lru_cache(maxsize=4096)
+def prepared_decode(
+    config: RingConfig, scheme: Scheme, m: int, k: int, n: int, bias: bool, arch: str
+) -> PreparedLaunch:
+    """The decode kernel of a plan, compiled or read from the cache, with its launch shape."""
+    kernel = get_kernel(config.source(scheme, k, n, bias=bias), arch)
+    return kernel.prepare(config.launch_config(scheme, m, k, n))
