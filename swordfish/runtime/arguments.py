@@ -13,7 +13,7 @@ import torch
 from swordfish.errors import ArgumentError, ArgumentTypeError
 from swordfish.runtime.tensor_map import TENSOR_MAP_BYTES, TensorMap
 
-__all__ = ["CPU_DEVICE", "NO_DEVICE", "Argument", "ArgumentFrame", "ArgumentLayout", "device_of"]
+__all__ = ["CPU_DEVICE", "NO_DEVICE", "Argument", "ArgumentFrame", "ArgumentLayout"]
 
 Argument: TypeAlias = "torch.Tensor | np.generic | TensorMap | bytes | None"
 
@@ -52,6 +52,7 @@ class ArgumentLayout:
             )
         self.tensors = tuple(i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor))
         self.maps = tuple(i for i, arg in enumerate(args) if isinstance(arg, TensorMap))
+        self._placed = self.tensors + self.maps
         self.nulls = tuple(i for i, arg in enumerate(args) if arg is None)
         codes, self.offsets, at = ["<"], [], 0
         for i, (arg, size) in enumerate(zip(args, param_sizes, strict=True)):
@@ -65,6 +66,26 @@ class ArgumentLayout:
             at = start + size
         self.packer = struct.Struct("".join(codes))
         self.opaque = tuple((i, len(arg)) for i, arg in enumerate(args) if isinstance(arg, bytes))
+
+    def device(self, args: Sequence[Any]) -> int:
+        """Index of the CUDA device that all tensors share, :data:`CPU_DEVICE` or :data:`NO_DEVICE`.
+
+        Raises:
+            ArgumentError: tensors on different devices.
+        """
+        device = NO_DEVICE
+        for i in self._placed:
+            index = args[i].get_device()
+            if index != device:
+                if device != NO_DEVICE:
+                    places = " and ".join(sorted({_place(args[j].get_device()) for j in self._placed}))
+                    raise ArgumentError("args", f"tensors on {places}", "tensors on one device")
+                device = index
+        return device
+
+
+def _place(index: int) -> str:
+    return "cpu" if index == CPU_DEVICE else f"cuda:{index}"
 
 
 def _code(name: str, arg: Argument) -> tuple[str, int]:
@@ -111,24 +132,3 @@ class ArgumentFrame:
             if len(values[i]) != size:  # struct would cut or pad in silence
                 raise ArgumentError(f"args[{i}]", f"bytes of length {len(values[i])}", f"{size} bytes")
         self._pack(self._storage, self._start, *values)
-
-
-def device_of(args: Sequence[Argument]) -> int:
-    """Index of the CUDA device that all tensors share, :data:`CPU_DEVICE` or :data:`NO_DEVICE`.
-
-    Raises:
-        ArgumentError: tensors on different devices.
-    """
-    device = NO_DEVICE
-    for arg in args:
-        if isinstance(arg, TensorMap):
-            arg = arg.tensor
-        elif not isinstance(arg, torch.Tensor):
-            continue
-        index = arg.get_device()
-        if index != device:
-            if device != NO_DEVICE:
-                names = sorted({str(a.device) for a in args if isinstance(a, torch.Tensor)})
-                raise ArgumentError("args", f"tensors on {' and '.join(names)}", "tensors on one device")
-            device = index
-    return device

@@ -116,8 +116,8 @@ class ArtifactCache:
             if not self._write_warned:
                 self._write_warned = True
                 warnings.warn(
-                    f"compiled kernels cannot be kept in {self.directory} ({error}); each process will compile "
-                    f"again. Free some space or set {CACHE_DIR_VARIABLE} to another directory.",
+                    f"compiled kernels cannot be kept in {self.directory} ({error}); each process will "
+                    f"compile again. Free some space or set {CACHE_DIR_VARIABLE} to another directory.",
                     stacklevel=2,
                 )
 
@@ -165,8 +165,9 @@ class ArtifactCache:
                 except OSError as error:
                     self._problem = str(error)
                     warnings.warn(
-                        f"the kernel cache directory {self.directory} cannot be used ({error}); compiled kernels "
-                        f"live in this process only. Set {CACHE_DIR_VARIABLE} to a directory that can be written.",
+                        f"the kernel cache directory {self.directory} cannot be used ({error}); compiled "
+                        "kernels live in this process only. "
+                        f"Set {CACHE_DIR_VARIABLE} to a directory that can be written.",
                         stacklevel=2,
                     )
         return self._store

@@ -11,7 +11,7 @@ import torch
 
 from swordfish.errors import ArgumentError
 from swordfish.runtime import torch_cuda
-from swordfish.runtime.arguments import CPU_DEVICE, Argument, ArgumentFrame, ArgumentLayout, device_of
+from swordfish.runtime.arguments import CPU_DEVICE, Argument, ArgumentFrame, ArgumentLayout
 from swordfish.runtime.artifact import Artifact
 from swordfish.runtime.backend import active_emulation
 from swordfish.runtime.device import device_props
@@ -203,13 +203,13 @@ class PreparedLaunch:
         self._layouts: dict[tuple[type, ...], tuple[ArgumentLayout, list[_Frame]]] = {}
 
     def __call__(self, args: Sequence[Argument], stream: Any = None) -> None:
-        device = device_of(args)
         types = tuple(map(type, args))
         found = self._layouts.get(types)
         if found is None:
             metadata = self.kernel.artifact.metadata
             found = self._layouts[types] = (ArgumentLayout(metadata.entry, args, metadata.param_sizes), [])
         layout, frames = found
+        device = layout.device(args)
         if device < 0:
             if device == CPU_DEVICE or not torch.cuda.is_available():
                 self._emulate(args)

@@ -103,6 +103,10 @@ class TensorMap:
         """Address of element 0."""
         return self.tensor.data_ptr()
 
+    def get_device(self) -> int:
+        """Index of the tensor's CUDA device, -1 for the CPU; named as for a tensor."""
+        return self.tensor.get_device()
+
     @functools.cached_property
     def encoded(self) -> bytes:
         """The 128 bytes that the GPU reads, encoded by the driver once.
