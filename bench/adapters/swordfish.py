@@ -1,0 +1,56 @@
+"""Swordfish itself, through its public API: ``swordfish.pack`` and ``swordfish.mm``."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+
+from bench.adapters.base import Adapter
+from bench.data import Weight
+from bench.shapes import Problem
+
+__all__ = ["Swordfish"]
+
+
+class Swordfish(Adapter):
+    """The kernel that ``swordfish.mm`` dispatches to."""
+
+    name = "swordfish"
+
+    def __init__(self) -> None:
+        self._explained: dict[tuple[Problem, int], str] = {}
+        self._weights: dict[Problem, Any] = {}
+
+    def available(self) -> str | None:
+        if not torch.cuda.is_available():
+            return "no CUDA device"
+        try:
+            module = importlib.import_module("swordfish")
+        except Exception as error:
+            return f"not importable: {error}"
+        missing = [name for name in ("pack", "mm") if not hasattr(module, name)]
+        return f"swordfish has no {', '.join(missing)}" if missing else None
+
+    def prepare(self, weight: Weight) -> Any:
+        problem = weight.problem
+        packed = importlib.import_module("swordfish").pack(
+            weight.codes,
+            weight.scales,
+            weight.zeros,
+            weight.g_idx,
+            bits=problem.bits,
+            group_size=problem.group_size,
+            dtype=problem.torch_dtype,
+        )
+        self._weights = {problem: packed}
+        return packed
+
+    def run(self, state: Any, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = importlib.import_module("swordfish").mm(x, state, out=out)
+        return result
+
+    def describe(self, problem: Problem, m: int) -> str:
+        packed = self._weights.get(problem)
+        return "" if packed is None else str(importlib.import_module("swordfish").explain(packed, m))

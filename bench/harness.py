@@ -1,0 +1,229 @@
+"""Timing: CUDA graphs over rotating cold weights, contenders interleaved, median of replays.
+
+One graph holds many launches of one contender, walking round buffers that together are several times the L2,
+so every launch finds its weight cold. The contenders' graphs are replayed in turn, round after round, between
+events; a drift of clocks or temperature then touches all of them alike.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+__all__ = [
+    "Backend",
+    "Contender",
+    "CudaBackend",
+    "Timing",
+    "clone_state",
+    "launches_per_graph",
+    "measure",
+    "rotation_count",
+    "state_bytes",
+]
+
+ROTATION_BYTES = 192 << 20
+L2_MULTIPLE = 6
+SMALL_LAYER_BUFFERS = 30
+SMALL_LAYER_BYTES = 1 << 30
+MIN_BUFFERS = 2
+
+GRAPH_US = 2000.0
+MAX_LAUNCHES = 512
+
+Call = Callable[[], torch.Tensor]
+
+
+def rotation_count(buffer_bytes: int, l2_bytes: int) -> int:
+    """Buffers to rotate over: together 192 MiB and 6 times L2 at least, and 30 for layers where that fits in
+    1 GiB."""
+    cold = math.ceil(max(ROTATION_BYTES, L2_MULTIPLE * l2_bytes) / buffer_bytes)
+    many = min(SMALL_LAYER_BUFFERS, SMALL_LAYER_BYTES // buffer_bytes)
+    return max(cold, many, MIN_BUFFERS)
+
+
+def launches_per_graph(buffers: int, estimate_us: float) -> int:
+    """Launches in one graph: whole rotations lasting about 2 ms, which makes the graph's own launch
+    negligible."""
+    wanted = min(MAX_LAUNCHES, math.ceil(GRAPH_US / max(estimate_us, 1e-3)))
+    return buffers * max(1, math.ceil(wanted / buffers))
+
+
+def estimate_us(read_bytes: int, flops: float) -> float:
+    """A rough time for sizing graphs: 3 TB/s, 600 TFLOP/s and 2 us of launch."""
+    return 2.0 + max(read_bytes / 3e6, flops / 6e8)
+
+
+def _tensors(state: Any) -> list[torch.Tensor]:
+    if isinstance(state, torch.Tensor):
+        return [state]
+    if isinstance(state, dict):
+        return [t for value in state.values() for t in _tensors(value)]
+    if isinstance(state, (list, tuple)):
+        return [t for value in state for t in _tensors(value)]
+    if dataclasses.is_dataclass(state) and not isinstance(state, type):
+        return [t for f in dataclasses.fields(state) for t in _tensors(getattr(state, f.name))]
+    return []
+
+
+def state_bytes(state: Any) -> int:
+    """Bytes of the distinct storages that a state's tensors live in."""
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in _tensors(state)}
+    return sum(storages.values())
+
+
+def _clone_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    # Tensor.clone() would drop the row pitch of a padded view.
+    storage = tensor.untyped_storage().clone()
+    fresh = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return fresh.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
+
+
+def clone_state(state: Any) -> Any:
+    """A copy of an implementation's weight with its own memory: tensors inside dicts, lists, tuples and
+    dataclasses."""
+    if isinstance(state, torch.Tensor):
+        return _clone_tensor(state)
+    if isinstance(state, dict):
+        return {key: clone_state(value) for key, value in state.items()}
+    if isinstance(state, (list, tuple)):
+        return type(state)(clone_state(value) for value in state)
+    if dataclasses.is_dataclass(state) and not isinstance(state, type):
+        fresh = copy.copy(state)
+        for field in dataclasses.fields(state):
+            object.__setattr__(fresh, field.name, clone_state(getattr(state, field.name)))
+        return fresh
+    return state
+
+
+class Backend(Protocol):
+    """What timing needs from the device; tests put a simulated one in its place."""
+
+    def capture(self, calls: Sequence[Call], repeats: int) -> tuple[Any, list[torch.Tensor]]:
+        """A graph of ``repeats`` walks over ``calls``, and the results that the last walk returned."""
+        ...
+
+    def replay(self, graph: Any) -> None:
+        """Queue one run of the graph."""
+        ...
+
+    def mark(self) -> Any:
+        """Queue a time stamp."""
+        ...
+
+    def elapsed_us(self, start: Any, end: Any) -> float:
+        """Microseconds between two stamps that have passed."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait for everything queued."""
+        ...
+
+
+class CudaBackend:
+    """CUDA graphs and events of torch's current device."""
+
+    def __init__(self) -> None:
+        self._stream = torch.cuda.Stream()
+
+    def capture(self, calls: Sequence[Call], repeats: int) -> tuple[Any, list[torch.Tensor]]:
+        # Modules load, autotuners run and workspaces appear at the first call: not inside the capture.
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            for call in calls:
+                call()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        results: list[torch.Tensor] = []
+        with torch.cuda.graph(graph, stream=self._stream):
+            for _ in range(repeats):
+                results = [call() for call in calls]
+        torch.cuda.synchronize()
+        return graph, results
+
+    def replay(self, graph: Any) -> None:
+        graph.replay()
+
+    def mark(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def elapsed_us(self, start: Any, end: Any) -> float:
+        return float(start.elapsed_time(end)) * 1000
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize()
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A captured graph and the number of units (launches, or layers of a chain) that one replay runs."""
+
+    name: str
+    graph: Any
+    units: int
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Microseconds per unit over the replays of one contender."""
+
+    median_us: float
+    min_us: float
+    p10_us: float
+    p90_us: float
+    replays: int
+
+    @staticmethod
+    def from_samples(samples: Sequence[float]) -> Timing:
+        """Statistics of one sample per replay."""
+        ordered = sorted(samples)
+        last = len(ordered) - 1
+        return Timing(
+            median_us=statistics.median(ordered),
+            min_us=ordered[0],
+            p10_us=ordered[round(0.1 * last)],
+            p90_us=ordered[round(0.9 * last)],
+            replays=len(ordered),
+        )
+
+
+def measure(
+    contenders: Sequence[Contender],
+    backend: Backend,
+    *,
+    rounds: int = 20,
+    warmup: int = 2,
+    sample: Callable[[], None] | None = None,
+) -> dict[str, Timing]:
+    """Replay every contender once a round, starting each round with another one; time per unit of each.
+
+    ``sample`` is called once a round with the round's work queued and not waited for: the moment to read
+    clocks. Names must be distinct. Warm-up rounds are run and dropped.
+    """
+    names = [contender.name for contender in contenders]
+    if len(set(names)) != len(names):
+        raise ValueError(f"contenders={names} is not allowed: expected distinct names")
+    samples: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(warmup + rounds):
+        first = number % max(len(contenders), 1)
+        stamps: list[tuple[Contender, Any, Any]] = []
+        for contender in [*contenders[first:], *contenders[:first]]:
+            start = backend.mark()
+            backend.replay(contender.graph)
+            stamps.append((contender, start, backend.mark()))
+        if sample is not None and number >= warmup:
+            sample()
+        backend.synchronize()
+        if number >= warmup:
+            for contender, start, end in stamps:
+                samples[contender.name].append(backend.elapsed_us(start, end) / contender.units)
+    return {name: Timing.from_samples(values) for name, values in samples.items()}

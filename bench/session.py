@@ -1,0 +1,232 @@
+"""One run of the harness: prepare every implementation, check it, time it against the floor, collect rows."""
+
+from __future__ import annotations
+
+import statistics
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from bench.adapters.base import Adapter
+from bench.data import Check, activations, check, random_weight, reference
+from bench.floor import Floor, choose
+from bench.harness import (
+    GRAPH_US,
+    Backend,
+    Contender,
+    clone_state,
+    estimate_us,
+    launches_per_graph,
+    measure,
+    rotation_count,
+    state_bytes,
+)
+from bench.shapes import Problem
+
+__all__ = ["Loaded", "Session", "failure", "rounds_for", "verify_and_capture"]
+
+MAX_ROUNDS = 20
+MIN_ROUNDS = 7
+
+
+def rounds_for(graph_us: float, limit: int = MAX_ROUNDS) -> int:
+    """Replays per contender: fewer where one replay is long, so that a large M does not eat the budget."""
+    return max(min(MIN_ROUNDS, limit), min(limit, int(limit * GRAPH_US / max(graph_us, GRAPH_US))))
+
+
+def failure(error: BaseException) -> str:
+    """One line for a table, with the place it came from."""
+    frame = traceback.extract_tb(error.__traceback__)[-1:]
+    where = f" ({frame[0].filename.rsplit('/', 1)[-1]}:{frame[0].lineno})" if frame else ""
+    return f"{type(error).__name__}: {error}{where}"
+
+
+@dataclass
+class Loaded:
+    """An implementation with its rotating copies of one weight, or the reason why it has none."""
+
+    adapter: Adapter
+    states: list[Any] = field(default_factory=list)
+    size: int = 0
+    error: str = ""
+
+
+def verify_and_capture(
+    loaded: Loaded, x: torch.Tensor, out: torch.Tensor, exact: torch.Tensor, backend: Backend, repeats: int
+) -> tuple[Check, Any]:
+    """Check the first and the last copy, capture all, and check what the graph itself computes.
+
+    Outputs are filled with NaN before each check. Returns the check (of the graph, if it got that far) and
+    the graph, or ``None`` in its place when a result was wrong.
+    """
+    adapter, dtype = loaded.adapter, str(x.dtype).removeprefix("torch.")
+
+    def call(state: Any) -> Callable[[], torch.Tensor]:
+        return lambda: adapter.run(state, x, out)
+
+    calls = [call(state) for state in loaded.states]
+    for one in (calls[0], calls[-1]):
+        out.fill_(float("nan"))
+        verdict = check(one(), exact, dtype)
+        if not verdict.ok:
+            return verdict, None
+    graph, results = backend.capture(calls, repeats)
+    results[-1].fill_(float("nan"))
+    backend.replay(graph)
+    backend.synchronize()
+    verdict = check(results[-1], exact, dtype)
+    return verdict, graph if verdict.ok else None
+
+
+class Session:
+    """Times problems and appends a row (a flat dict, ready for JSON) for each implementation and M.
+
+    An implementation that raises or computes a wrong result gets a row with ``error`` and no time, one that
+    does not support a problem a row with ``skipped``; the others go on.
+    """
+
+    def __init__(
+        self,
+        adapters: Sequence[Adapter],
+        floors: Sequence[Floor],
+        backend: Backend,
+        *,
+        l2_bytes: int,
+        device: torch.device | str = "cuda",
+        rounds: int = MAX_ROUNDS,
+        read_clocks: Callable[[], dict[str, float | None]] = dict,
+        log: Callable[[str], None] = print,
+    ) -> None:
+        self.adapters, self.floors, self.backend = list(adapters), list(floors), backend
+        self.l2_bytes, self.device, self.rounds = l2_bytes, device, rounds
+        self.read_clocks, self.log = read_clocks, log
+        self.rows: list[dict[str, Any]] = []
+        self.readers: list[dict[str, Any]] = []
+
+    def load(self, adapter: Adapter, prepare: Callable[[], Any]) -> Loaded:
+        """One state from ``prepare`` and copies of it in memory of their own, enough to stay cold."""
+        try:
+            first = prepare()
+            size = state_bytes(first)
+            copies = rotation_count(size, self.l2_bytes) - 1
+            return Loaded(adapter, [first, *(clone_state(first) for _ in range(copies))], size)
+        except Exception as error:  # whatever another library raises becomes its row
+            return Loaded(adapter, error=failure(error))
+
+    def tune_floors(self, packed_bytes: int, shape: str) -> None:
+        """Pick the fastest way to read this many bytes, for each floor."""
+        for floor in self.floors:
+            times = choose(floor, packed_bytes, self.backend, self.l2_bytes, device=self.device)
+            self.readers.append({"shape": shape, "floor": floor.name, "bytes": packed_bytes, "us": times})
+
+    def run(self, problem: Problem, ms: Sequence[int]) -> None:
+        """Time every implementation and floor on one weight for each M."""
+        self.tune_floors(problem.packed_bytes, problem.shape.name)
+        weight = random_weight(problem, self.device)
+        loaded = [self.load(a, lambda a=a: a.prepare(weight)) for a in [*self.floors, *self.adapters]]
+        floor_graphs: dict[str, tuple[Any, int]] = {}
+        for m in ms:
+            x = activations(m, problem, self.device)
+            out = torch.empty(m, problem.shape.n, dtype=x.dtype, device=self.device)
+            exact = reference(weight, x)
+            rows: dict[str, dict[str, Any]] = {}
+            contenders: list[Contender] = []
+            for entry in loaded:
+                row = self._row(problem, m, entry)
+                rows[entry.adapter.name] = row
+                row["error"], row["skipped"] = entry.error, entry.adapter.supports(problem, m) or ""
+                if row["error"] or row["skipped"]:
+                    continue
+                contender = self._contender(entry, x, out, exact, row, floor_graphs, problem)
+                if contender is not None:
+                    contenders.append(contender)
+            del exact
+            self._time(contenders, rows)
+            self.rows += rows.values()
+            self.log(_summary(problem, m, rows))
+
+    def _row(self, problem: Problem, m: int, entry: Loaded) -> dict[str, Any]:
+        settings = asdict(problem)
+        shape = settings.pop("shape")
+        row = {"kind": "linear", "shape": shape["name"], "k": shape["k"], "n": shape["n"], "m": m, **settings}
+        return row | {
+            "impl": entry.adapter.name,
+            "us": None,
+            "bytes": entry.size,
+            "packed_bytes": problem.packed_bytes,
+            "buffers": len(entry.states),
+        }
+
+    def _contender(
+        self,
+        entry: Loaded,
+        x: torch.Tensor,
+        out: torch.Tensor,
+        exact: torch.Tensor,
+        row: dict[str, Any],
+        floor_graphs: dict[str, tuple[Any, int]],
+        problem: Problem,
+    ) -> Contender | None:
+        name = entry.adapter.name
+        try:
+            if not entry.adapter.checked:
+                if name not in floor_graphs:
+                    launches = launches_per_graph(len(entry.states), estimate_us(entry.size, 0))
+                    calls = [lambda s=state: entry.adapter.run(s, None, None) for state in entry.states]  # type: ignore[misc]
+                    floor_graphs[name] = (self.backend.capture(calls, launches // len(calls))[0], launches)
+                graph, launches = floor_graphs[name]
+            else:
+                flops = 2.0 * x.shape[0] * problem.shape.k * problem.shape.n
+                launches = launches_per_graph(len(entry.states), estimate_us(entry.size, flops))
+                repeats = launches // len(entry.states)
+                verdict, graph = verify_and_capture(entry, x, out, exact, self.backend, repeats)
+                row["check"] = verdict.to_dict()
+                if graph is None:
+                    row["error"] = f"wrong result: {verdict.message}"
+                    return None
+            row |= {"launches": launches, "config": entry.adapter.describe(problem, x.shape[0])}
+            return Contender(name, graph, launches)
+        except Exception as error:  # see load()
+            row["error"] = failure(error)
+            return None
+
+    def _time(self, contenders: Sequence[Contender], rows: dict[str, dict[str, Any]]) -> None:
+        if not contenders:
+            return
+        clocks: list[dict[str, float | None]] = []
+        stamps = (self.backend.mark(), self.backend.replay(contenders[-1].graph), self.backend.mark())
+        self.backend.synchronize()
+        rounds = rounds_for(self.backend.elapsed_us(stamps[0], stamps[2]), self.rounds)
+        timings = measure(
+            contenders, self.backend, rounds=rounds, sample=lambda: clocks.append(self.read_clocks())
+        )
+        state = summarize_clocks(clocks)
+        for name, timing in timings.items():
+            values = asdict(timing)
+            rows[name] |= {"us": values.pop("median_us"), **values, "clocks": state}
+
+
+def summarize_clocks(samples: Sequence[dict[str, float | None]]) -> dict[str, float]:
+    """Median of each reading and the range of the SM clock."""
+    result: dict[str, float] = {}
+    for key in sorted({key for sample in samples for key in sample}):
+        values = [value for sample in samples if (value := sample.get(key)) is not None]
+        if values:
+            result[key] = statistics.median(values)
+            if key == "sm_mhz":
+                result |= {"sm_mhz_min": min(values), "sm_mhz_max": max(values)}
+    return result
+
+
+def _summary(problem: Problem, m: int, rows: dict[str, dict[str, Any]]) -> str:
+    parts = []
+    for name, row in rows.items():
+        parts.append(
+            f"{name} {row['us']:.2f}"
+            if row["us"] is not None
+            else f"{name} - ({row['error'] or row['skipped']})"
+        )
+    return f"{problem.shape.name:12} M={m:<5} {'  '.join(parts)}"
