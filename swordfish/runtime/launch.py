@@ -16,6 +16,7 @@ from swordfish.runtime.artifact import Artifact
 from swordfish.runtime.backend import active_emulation
 from swordfish.runtime.device import device_props
 from swordfish.runtime.driver import DriverError, bindings, check
+from swordfish.runtime.tensor_map import TensorMap
 
 __all__ = ["Kernel", "LaunchConfig", "PreparedLaunch"]
 
@@ -263,13 +264,23 @@ class PreparedLaunch:
         report = emulator.run(
             artifact.ptx,
             metadata.entry,
-            args,
+            [_for_emulator(arg) for arg in args],
             self.config,
             arch=emulation.arch,
             seed=emulation.seed,
             **emulation.options,
         )
         emulation.reports.append(report)
+
+
+def _for_emulator(arg: Argument) -> Any:
+    """The emulator's own tensor map for a :class:`TensorMap`; everything else as it is."""
+    if not isinstance(arg, TensorMap):
+        return arg
+    from swordfish.emulator import TensorMap as EmulatorMap
+
+    fields = ("tensor", "dtype", "dims", "strides", "box", "element_strides", "swizzle", "fill")
+    return EmulatorMap(**{name: getattr(arg, name) for name in fields})
 
 
 class _Frame:
