@@ -1,0 +1,53 @@
+// Tensor memory of a CTA: 128 lanes x 512 columns of 32 bits, allocated by column, with a shadow for the checkers.
+#pragma once
+#include <array>
+
+#include "core.hpp"
+
+namespace sf {
+
+constexpr int TMEM_LANES = 128, TMEM_COLS = 512;
+constexpr int TMEM_BAND = 16;                                     // lanes that share a shadow cell
+constexpr int TMEM_BANDS = TMEM_LANES / TMEM_BAND;
+
+struct TmemMark { uint32_t clk = 0; int32_t pc = -1; uint16_t agent = 0; };
+struct TmemCell { TmemMark write, read[3]; uint16_t init = 0; uint8_t reads = 0; };   // init: one bit per lane
+
+struct Tmem {
+  std::vector<uint32_t> data = std::vector<uint32_t>(TMEM_LANES * TMEM_COLS, 0x7fffffffu);   // NaN poison
+  std::vector<TmemCell> cells = std::vector<TmemCell>(TMEM_BANDS * TMEM_COLS);
+  std::array<uint8_t, TMEM_COLS> owned{};                          // 1: allocated
+  bool relinquished = false;
+  uint8_t group = 0;                                               // cta_group of the kernel, 0 until the first use
+  int32_t alloc_pc = 0;
+  int waiting = 0, granted = -1;                                   // cta_group::2: columns asked for; column given
+  uint32_t& at(int lane, int col) { return data[lane * TMEM_COLS + col]; }
+};
+
+// A rectangle of tensor memory that an instruction touches.
+struct TmemRect { int lane, lanes, col, cols; };
+
+Tmem& tmem(Cta& cta);
+
+// Check bounds, allocation, ordering and (for reads) initialisation of a rectangle, and record the access.
+// False if the rectangle cannot be accessed at all.
+bool tmem_access(Machine& m, Cta& cta, const Actor& a, const TmemRect& r, bool write);
+// Make columns never-written again.
+void tmem_poison(Tmem& t, int col, int cols);
+
+// The clock of what one thread's tcgen05.mma, cp, shift and commit have done so far; these execute in order.
+struct Pipe { Clock done; bool used = false; };
+struct TcgenWarp {
+  std::array<Pipe, LANES> pipe;
+  GroupRef loads, stores;              // tcgen05.ld and st in flight
+};
+TcgenWarp& tcgen(Warp& w);
+
+Cta* pair_peer(Cta& cta);              // the other CTA of the pair, null without one
+bool check_group(Machine& m, Cta& cta, const Actor& a, int group);
+// Queue an operation that executes in order with the thread's other mma, cp, shift and commit.
+AsyncOp& issue_in_pipe(Ctx& c, const Insn& i, int lane, const char* what, std::function<void(Machine&, AsyncOp&)> fn);
+constexpr int64_t TCGEN_CHANNEL = int64_t(1) << 40;
+inline int64_t tcgen_channel(const Warp& w, int lane) { return TCGEN_CHANNEL + int64_t(w.agent) * LANES + lane; }
+
+}  // namespace sf
