@@ -13,6 +13,7 @@ from swordfish.formats.checks import (
     FLOATS,
     as_bits,
     as_group_size,
+    canonical,
     check_shape,
     check_tensor,
     group_of_row,
@@ -72,7 +73,9 @@ class AwqGemm(CheckpointFormat):
         return QuantizedWeight(
             codes=Int32Codes(tensors["qweight"], 4, (k, n), packed="n", interleave=INTERLEAVE),
             scales=tensors["scales"],
-            zeros=Int32Codes(tensors["qzeros"], 4, (groups, n), packed="n", interleave=INTERLEAVE).dense(),
+            zeros=Int32Codes(
+                canonical(tensors["qzeros"]), 4, (groups, n), packed="n", interleave=INTERLEAVE
+            ).dense(),
             bias=tensors.get("bias"),
             bits=4,
             group_size=resolve_group_size(params.group_size, k, groups),

@@ -14,6 +14,7 @@ __all__ = [
     "as_bits",
     "as_flag",
     "as_group_size",
+    "canonical",
     "check_shape",
     "check_tensor",
     "group_of_row",
@@ -26,7 +27,7 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def as_bits(value: object, supported: tuple[int, ...] = (4, 8)) -> int:
-    """A bit width: ``4``, ``4.0`` and ``"4"`` all mean 4. Raises ``ArgumentError`` when not in ``supported``."""
+    """A bit width: ``4``, ``4.0`` and ``"4"`` all mean 4. Raises ``ArgumentError`` outside ``supported``."""
     number = _whole(value)
     if number not in supported:
         raise ArgumentError("bits", value, " or ".join(str(b) for b in supported))
@@ -67,6 +68,11 @@ def check_shape(name: str, tensor: torch.Tensor, expected: tuple[int, ...], why:
     """
     if tuple(tensor.shape) != expected:
         raise ArgumentError(f"{name}.shape", tuple(tensor.shape), f"{expected} ({why})")
+
+
+def canonical(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor`` with the strides of its shape, copied if need be: a dimension of size 1 may have any stride."""
+    return tensor.reshape(-1).view(tensor.shape)
 
 
 def resolve_group_size(group_size: int | None, k: int, groups: int) -> int:

@@ -21,6 +21,7 @@ from swordfish.formats.checks import (
     as_bits,
     as_flag,
     as_group_size,
+    canonical,
     check_shape,
     check_tensor,
     group_of_row,
@@ -104,7 +105,7 @@ class PackQuantized(CheckpointFormat):
         g_idx, group_size = self._groups(tensors, params, k)
         zeros = None
         if "weight_zero_point" in tensors:
-            words = tensors["weight_zero_point"]
+            words = canonical(tensors["weight_zero_point"])
             zeros = Int32Codes(words, params.bits, (words.shape[1], n), packed="n", transposed=True).dense()
             if params.symmetric:
                 zeros = _check_symmetric(zeros, params.bits)

@@ -17,6 +17,7 @@ from swordfish.formats.checks import (
     as_bits,
     as_flag,
     as_group_size,
+    canonical,
     check_shape,
     check_tensor,
     group_of_row,
@@ -132,7 +133,7 @@ class Gptq(CheckpointFormat):
         weight is symmetric; anything else is taken as stored. Both warn."""
         if "qzeros" not in tensors:
             return None
-        qzeros = tensors["qzeros"]
+        qzeros = canonical(tensors["qzeros"])
         stored = Int32Codes(qzeros, params.bits, (qzeros.shape[0], n), packed="n").dense()
         top, half = (1 << params.bits) - 1, 1 << (params.bits - 1)
         zeros = (stored + self.zero_offset) & top
