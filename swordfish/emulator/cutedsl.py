@@ -106,19 +106,25 @@ class Session:
         self.reports.append(launch.run(seed=self.seed, policy=self.policy).raise_on_findings())
 
     # ---- what the stand-in library calls -----------------------------------------------------------------------------
-    def _launched(self, name: bytes, grid: Any, block: Any, cluster: Any, shared: int, _programmatic: int, args: Any) -> int:
+    def _launched(
+        self, name: bytes, grid: Any, block: Any, cluster: Any, shared: int, _programmatic: int, args: Any
+    ) -> int:
         try:
             entry = name.decode()
             ptx = next((p for p in reversed(self._modules) if f".entry {entry}" in p), None)
             if ptx is None:
                 raise EmulatorError(f"no PTX text was kept for the kernel {entry}")
             params = decode(parse(ptx), entry, native.op_ids()).params
-            values = tuple(self._parameter(ctypes.string_at(args[k], size)) for k, (_, size, _, _) in enumerate(params))
+            values = tuple(
+                self._parameter(ctypes.string_at(args[k], size)) for k, (_, size, _, _) in enumerate(params)
+            )
             shape = _Shape(tuple(grid[:3]), tuple(block[:3]), tuple(cluster[:3]), shared)
             launch = Launch(ptx, entry, values, shape, tuple(self._regions.values()), self.arch)
             self.launches.append(launch)
             self._on_launch(launch)
-        except BaseException as e:  # a callback cannot raise through C: kept, and raised when the host function is back
+        except (
+            BaseException
+        ) as e:  # a callback cannot raise through C: kept, and raised when the host function is back
             self._error = e
         return 0
 
@@ -131,9 +137,17 @@ class Session:
                  interleave: int, swizzle: int, fill: int) -> int:  # fmt: skip
         try:
             self._maps.append(
-                TensorMap(address, _DTYPES[dtype], tuple(dims[:rank]), tuple(strides[: rank - 1]), tuple(box[:rank]),
-                          tuple(steps[:rank]), SWIZZLES[swizzle], ("none", "16", "32")[interleave],
-                          "nan" if fill else "zero")  # fmt: skip
+                TensorMap(
+                    address,
+                    _DTYPES[dtype],
+                    tuple(dims[:rank]),
+                    tuple(strides[: rank - 1]),
+                    tuple(box[:rank]),
+                    tuple(steps[:rank]),
+                    SWIZZLES[swizzle],
+                    ("none", "16", "32")[interleave],
+                    "nan" if fill else "zero",
+                )  # fmt: skip
             )
             handle = _MAP_HANDLE + (len(self._maps) - 1).to_bytes(8, "little") + bytes(112)
             ctypes.memmove(out, handle, 128)
@@ -155,7 +169,12 @@ class Session:
         settings = CuTeDSL._get_dsl().envar
         enter = self._stack.enter_context
         dumps = enter(tempfile.TemporaryDirectory())
-        for name, value in (("shared_libs", str(path)), ("keep_ptx", True), ("arch", self.arch), ("dump_dir", dumps)):
+        for name, value in (
+            ("shared_libs", str(path)),
+            ("keep_ptx", True),
+            ("arch", self.arch),
+            ("dump_dir", dumps),
+        ):
             enter(mock.patch.object(settings, name, value))
         to, from_dlpack = Compiled.to, cute_runtime.from_dlpack
         run_program = Compiled.run_compiled_program
@@ -188,5 +207,7 @@ class Session:
         if error is not None:
             raise error
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._stack.close()

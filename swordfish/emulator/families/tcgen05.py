@@ -36,11 +36,23 @@ def _window(d: Decoder, text: str) -> int:
 
 
 def _alloc(d: Decoder, op: Op) -> None:
-    d.emit("tcgen05.alloc", [_window(d, op.args[0]), d.src(op.args[1], 4)], [_group(op)], cls="tcgen05", sync=SYNC_ALIGNED)
+    d.emit(
+        "tcgen05.alloc",
+        [_window(d, op.args[0]), d.src(op.args[1], 4)],
+        [_group(op)],
+        cls="tcgen05",
+        sync=SYNC_ALIGNED,
+    )
 
 
 def _dealloc(d: Decoder, op: Op) -> None:
-    d.emit("tcgen05.dealloc", [d.src(op.args[0], 4), d.src(op.args[1], 4)], [_group(op)], cls="tcgen05", sync=SYNC_ALIGNED)
+    d.emit(
+        "tcgen05.dealloc",
+        [d.src(op.args[0], 4), d.src(op.args[1], 4)],
+        [_group(op)],
+        cls="tcgen05",
+        sync=SYNC_ALIGNED,
+    )
 
 
 def _relinquish(d: Decoder, op: Op) -> None:
@@ -54,7 +66,7 @@ def _ldst(d: Decoder, op: Op) -> None:
     shape = op.any(*_LDST_SHAPES)
     repeats = next(int(m[1:]) for m in op.mods if m[0] == "x" and m[1:].isdigit())
     address, vector, *split = op.args if not load else [op.args[1], op.args[0], *op.args[2:]]
-    if not load and len(op.args) == 3:   # tcgen05.st [taddr], immHalfSplitoff, r
+    if not load and len(op.args) == 3:  # tcgen05.st [taddr], immHalfSplitoff, r
         address, split, vector = op.args[0], [op.args[1]], op.args[2]
     registers = _vector(vector)
     if len(registers) != repeats * _REGISTERS[shape]:
@@ -81,10 +93,19 @@ def _commit(d: Decoder, op: Op) -> None:
 
 
 def _cp(d: Decoder, op: Op) -> None:
-    shape = ".".join(m for m in op.mods if m.split("::")[0] in ("128x256b", "128x128b", "64x128b", "32x128b", "warpx2", "warpx4"))
+    shape = ".".join(
+        m
+        for m in op.mods
+        if m.split("::")[0] in ("128x256b", "128x128b", "64x128b", "32x128b", "warpx2", "warpx4")
+    )
     if shape not in _CP_SHAPES or op.any("b8x16"):
         raise d.unknown(op, "this shape or format of tcgen05.cp is not modelled")
-    d.emit("tcgen05.cp", [_window(d, op.args[0]), d.src(op.args[1], 8)], [_CP_SHAPES.index(shape), _group(op)], cls="tcgen05")
+    d.emit(
+        "tcgen05.cp",
+        [_window(d, op.args[0]), d.src(op.args[1], 8)],
+        [_CP_SHAPES.index(shape), _group(op)],
+        cls="tcgen05",
+    )
 
 
 def _shift(d: Decoder, op: Op) -> None:
@@ -104,7 +125,12 @@ def _mma(d: Decoder, op: Op) -> None:
         raise d.unknown(op, "zero-column masks are not modelled")
     scale = literal(rest[0], 4) if rest else 0
     operands = [_window(d, op.args[0]), a, d.src(op.args[2], 8), d.src(op.args[3], 4), accumulate, *lanes]
-    d.emit("tcgen05.mma", operands, [_KINDS.index(kind), _group(op), int(a_in_tmem), int(ws), scale or 0, len(lanes)], cls="tcgen05")
+    d.emit(
+        "tcgen05.mma",
+        operands,
+        [_KINDS.index(kind), _group(op), int(a_in_tmem), int(ws), scale or 0, len(lanes)],
+        cls="tcgen05",
+    )
 
 
 _FORMS = {"alloc": _alloc, "dealloc": _dealloc, "relinquish_alloc_permit": _relinquish, "ld": _ldst, "st": _ldst,

@@ -1,0 +1,364 @@
+// The interpreter loop: fragments (divergence and reconvergence), the warp scheduler, deadlock detection.
+#include <algorithm>
+#include <cstdio>
+
+#include "core.hpp"
+
+namespace sf {
+
+static std::vector<std::pair<std::string, Handler>>& table() {
+  static std::vector<std::pair<std::string, Handler>> t;
+  return t;
+}
+Registrar::Registrar(const std::string& name, Handler h) { table().emplace_back(name, h); }
+const std::vector<std::pair<std::string, Handler>>& op_table() { return table(); }
+int find_op(const std::string& name) {
+  for (size_t k = 0; k < table().size(); ++k)
+    if (table()[k].first == name) return int(k);
+  return -1;
+}
+static std::vector<CtaHook>& hooks() {
+  static std::vector<CtaHook> h;
+  return h;
+}
+void on_cta_exit(CtaHook h) { hooks().push_back(h); }
+const std::vector<CtaHook>& cta_exit_hooks() { return hooks(); }
+
+std::string hex(uint64_t v) {
+  char b[24];
+  std::snprintf(b, sizeof b, "0x%llx", static_cast<unsigned long long>(v));
+  return b;
+}
+
+void Clock::join(const Clock& k) {
+  const size_t n = vc.size();
+  for (size_t a = 0; a < n; ++a) vc[a] = std::max(vc[a], k.vc[a]);
+  for (size_t a = 0; a < n; ++a) pvc[a] = std::max(pvc[a], k.pvc[a]);
+}
+
+void Machine::finding(const char* kind, const std::string& text, const Actor& a, const Cta* cta, uint64_t address, bool fatal) {
+  if (fatal) stop = true;
+  const std::string key = std::string(kind) + "@" + std::to_string(a.pc) + "@" + text.substr(0, 24);
+  auto it = finding_index.find(key);
+  if (it != finding_index.end()) {
+    ++findings[it->second].count;
+    return;
+  }
+  if (findings.size() >= 200) return;
+  finding_index[key] = findings.size();
+  findings.push_back({kind, text, a.pc, cta ? cta->linear : -1, a.warp, a.lane, address, 1});
+}
+
+// ---- fragments ---------------------------------------------------------------------------------------------------
+
+static void release_warp_sync(Warp& w) {
+  for (auto& f : w.frags) {
+    if (f.state != FragState::WarpSync) continue;
+    Mask together = 0;
+    for (auto& g : w.frags)
+      if (g.state == FragState::WarpSync && g.w[0] == f.w[0]) together |= g.mask;
+    const Mask need = Mask(f.w[0]) & w.alive;
+    if ((together & need) != need) continue;
+    const uint64_t members = f.w[0];
+    for (auto& g : w.frags)
+      if (g.state == FragState::WarpSync && g.w[0] == members) g.state = FragState::Run, ++g.pc;
+    return;
+  }
+}
+
+static void merge_fragments(Warp& w) {
+  for (size_t a = 0; a < w.frags.size(); ++a)
+    for (size_t b = a + 1; b < w.frags.size();) {
+      Frag &f = w.frags[a], &g = w.frags[b];
+      const bool movable = (f.state == FragState::Run || f.state == FragState::Converge) &&
+                           (g.state == FragState::Run || g.state == FragState::Converge);
+      if (f.pc == g.pc && movable && f.stack == g.stack) {
+        f.mask |= g.mask, f.state = FragState::Run;
+        if (w.cur == b) w.cur = a;
+        else if (w.cur == w.frags.size() - 1) w.cur = b;
+        w.frags[b] = w.frags.back();
+        w.frags.pop_back();
+      } else {
+        ++b;
+      }
+    }
+}
+
+// The runnable fragment with the lowest program counter: lanes meet again at the join of structured code.
+static bool choose_fragment(Warp& w) {
+  int best = -1;
+  for (size_t k = 0; k < w.frags.size(); ++k)
+    if (w.frags[k].state == FragState::Run && (best < 0 || w.frags[k].pc < w.frags[best].pc)) best = int(k);
+  if (best < 0) return false;
+  w.cur = size_t(best);
+  return true;
+}
+
+static void lanes_exit(Machine& m, Warp& w, Mask lanes) {
+  w.alive &= ~lanes;
+  for (size_t k = 0; k < w.frags.size();) {
+    w.frags[k].mask &= ~lanes;
+    if (!w.frags[k].mask) {
+      w.frags[k] = w.frags.back();
+      w.frags.pop_back();
+    } else {
+      if (w.frags[k].state == FragState::Converge) w.frags[k].state = FragState::Run;
+      ++k;
+    }
+  }
+  w.cur = 0;
+  ++m.progress;
+  if (w.alive) return release_warp_sync(w);
+  Cta& cta = *w.cta;
+  m.wake();
+  if (--cta.live_warps) return;
+  cta.exited = true;
+  for (CtaHook h : cta_exit_hooks()) h(m, cta);
+}
+
+SF_OP("exit") {
+  lanes_exit(c.m, c.w, c.mask);
+  return Flow::Jump;
+}
+SF_OP("trap") {
+  c.m.finding("trap", "trap executed", c.actor(i, c.first()), &c.cta, 0, true);
+  return Flow::Next;
+}
+
+static void split(Warp& w, Mask taken, int32_t target) {
+  Frag& f = w.frags[w.cur];
+  if (taken == f.mask) {
+    f.pc = target;
+    return;
+  }
+  Frag g = f;
+  g.mask = taken, g.pc = target;
+  f.mask &= ~taken, ++f.pc;
+  w.frags.push_back(g);
+}
+
+SF_OP("bra") {   // m[0]: target
+  split(c.w, c.mask, i.m[0]);
+  return Flow::Jump;
+}
+SF_OP("brx") {   // o[0]: index, o[1..]: unused; the table of targets is in m[0] (start) and m[1] (length) of the operands
+  const uint32_t* index = c.r32(i.o[0]);
+  const Mask all = c.mask;
+  const int32_t pc = c.frag->pc;
+  Frag base = *c.frag;
+  std::map<int32_t, Mask> by_target;
+  each_lane(all, [&](int l) {
+    const uint32_t k = std::min<uint32_t>(index[l], uint32_t(i.n - 2));
+    by_target[c.m.code[size_t(pc) + 1 + k].m[0]] |= 1u << l;
+  });
+  const Mask rest = base.mask & ~all;
+  bool first = true;
+  auto put = [&](Mask mask, int32_t target) {
+    Frag g = base;
+    g.mask = mask, g.pc = target;
+    if (first) c.w.frags[c.w.cur] = g, first = false;
+    else c.w.frags.push_back(g);
+  };
+  if (rest) put(rest, pc + i.n);
+  for (auto& [target, mask] : by_target) put(mask, target);
+  return Flow::Jump;
+}
+SF_OP("bar.warp.sync") {   // o[0]: members
+  Frag& f = *c.frag;
+  f.state = FragState::WarpSync;
+  f.w[0] = c.r32(i.o[0])[c.first()];
+  release_warp_sync(c.w);
+  return Flow::Jump;
+}
+SF_OP("nop") { return Flow::Next; }
+SF_OP("yield") { return Flow::Next; }
+
+// Lanes that an instruction needs together are not all here: suspend until the others arrive.
+static bool wait_for_lanes(Machine& m, Warp& w, Frag& f, const Insn& i, Mask mask) {
+  if (i.sync == SYNC_ALIGNED) {
+    if (f.mask != w.alive) return true;
+    if (mask != f.mask && m.checks)
+      m.finding("divergent", "an .aligned instruction runs with lanes " + hex(mask) + " of " + hex(w.alive),
+                Actor{w.agent, 0, nullptr, false, i.pc, w.id, __builtin_ctz(mask)}, w.cta, 0);
+    return false;
+  }
+  const int32_t off = i.o[i.n - 1];
+  const uint32_t* members = reinterpret_cast<const uint32_t*>(off >= 0 ? w.regs + off : m.consts.data() + ~off);
+  const Mask need = members[__builtin_ctz(mask)] & w.alive;
+  return (need & f.mask) != need;
+}
+
+static void touch_in_flight(Machine& m, Warp& w, const Insn& i) {
+  for (int k = 0; k < i.n; ++k) {
+    const int32_t off = i.o[k];
+    if (off < 0) continue;
+    const int32_t row = off / 128;
+    if (w.n_busy && w.busy[row]) m.force_row(w, row);
+    if (w.taint[row] > w.mma_waited) {
+      if (i.copy) continue;
+      m.finding("in-flight register", "the result of wgmma is used before wgmma.wait_group", Actor{w.agent, 0, nullptr, false, i.pc, w.id, 0}, w.cta, 0);
+      w.taint[row] = 0;
+    }
+  }
+  if (i.copy == 1 && i.n == 2 && i.o[0] >= 0) w.taint[i.o[0] / 128] = i.o[1] >= 0 ? w.taint[i.o[1] / 128] : 0;
+}
+
+// Run a warp for up to `quantum` instructions; returns false when it can do nothing.
+static bool run_warp(Machine& m, Warp& w, int quantum) {
+  bool sticky = false;
+  if (w.frags.size() > 1) {
+    merge_fragments(w);
+    if (!choose_fragment(w)) return false;
+    if (m.below(16) == 0) {   // forward progress for lanes that a spinning fragment waits for
+      const size_t k = m.below(uint32_t(w.frags.size()));
+      if (w.frags[k].state == FragState::Run) w.cur = k, sticky = true;
+    }
+  }
+  bool moved = false;
+  while (quantum-- > 0 && !m.stop) {
+    Frag& f = w.frags[w.cur];
+    if (f.state != FragState::Run) break;
+    const Insn& i = m.code[f.pc];
+    Mask mask = f.mask;
+    if (i.guard >= 0) {
+      const Mask p = *reinterpret_cast<const Mask*>(w.regs + i.guard);
+      mask &= i.guard_negated ? ~p : p;
+    }
+    ++m.now, ++w.counts[i.cls], ++m.stats[i.pc].executed;
+    if (!mask) {
+      ++f.pc;
+    } else if (i.sync && wait_for_lanes(m, w, f, i, mask)) {
+      f.state = FragState::Converge;
+    } else {
+      if (w.n_busy || w.mma_issued != w.mma_waited) touch_in_flight(m, w, i);
+      Ctx c{m, w, *w.cta, &w.frags[w.cur], mask};
+      switch (i.fn(c, i)) {
+        case Flow::Next: ++w.frags[w.cur].pc; break;
+        case Flow::Jump: break;
+        case Flow::Block: {
+          Frag& b = w.frags[w.cur];
+          b.state = FragState::Wait, b.polled = 0, b.since = m.now;
+          ++w.barrier_waits;
+          if (mask != b.mask) {
+            Frag rest = b;
+            rest.mask = b.mask & ~mask, rest.state = FragState::Run, ++rest.pc;
+            b.mask = mask;
+            w.frags.push_back(rest);
+          }
+        }
+      }
+    }
+    moved = true;
+    if (!w.alive) return true;
+    if (w.frags.size() > 1) {
+      merge_fragments(w);
+      if (!sticky || w.frags[w.cur].state != FragState::Run) {
+        if (!choose_fragment(w)) break;
+        sticky = false;
+      }
+    } else if (w.frags[0].state != FragState::Run) {
+      break;
+    }
+  }
+  return moved;
+}
+
+// Poll what the warp's fragments wait for; true if one can run.
+static bool ready(Machine& m, Warp& w) {
+  bool run = false;
+  for (size_t k = 0; k < w.frags.size(); ++k) {
+    Frag& f = w.frags[k];
+    if (f.state == FragState::Run) run = true;
+    if (f.state != FragState::Wait) continue;
+    if (f.polled == m.events) continue;
+    f.polled = m.events;
+    Ctx c{m, w, *w.cta, &f, f.mask};
+    if (f.wait->poll(c, m.code[f.pc])) {
+      Frag& g = w.frags[k];
+      g.state = FragState::Run, ++g.pc, run = true;
+    }
+  }
+  return run;
+}
+
+static bool give_up_timed(Machine& m, Cluster& cl) {
+  bool any = false;
+  for (auto& w : cl.warps)
+    for (auto& f : w->frags)
+      if (f.state == FragState::Wait && f.wait->timed) {
+        Ctx c{m, *w, *w->cta, &f, f.mask};
+        f.wait->give_up(c, m.code[f.pc]);
+        f.state = FragState::Run, ++f.pc, any = true;
+      }
+  return any;
+}
+
+static void report_deadlock(Machine& m, Cluster& cl, const char* kind) {
+  std::string all;
+  int shown = 0;
+  Actor where;
+  const Cta* at = nullptr;
+  for (auto& w : cl.warps)
+    for (auto& f : w->frags) {
+      if (!f.mask) continue;
+      const Insn& i = m.code[f.pc];
+      std::string s;
+      Ctx c{m, *w, *w->cta, &f, f.mask};
+      if (f.state == FragState::Wait) s = f.wait->describe(c, i);
+      else if (f.state == FragState::WarpSync) s = "waits at bar.warp.sync for lanes " + hex(f.w[0] & w->alive & ~f.mask);
+      else if (f.state == FragState::Converge) s = "waits for the other lanes of its warp (" + hex(w->alive & ~f.mask) + ")";
+      else s = "runs";
+      if (!at) at = w->cta, where = Actor{w->agent, 0, nullptr, false, i.pc, w->id, __builtin_ctz(f.mask)};
+      if (++shown <= 64)
+        all += "\n  CTA " + std::to_string(w->cta->linear) + " warp " + std::to_string(w->id) + " lanes " + hex(f.mask) + " line " +
+               std::to_string(i.line) + ": " + s;
+    }
+  m.finding(kind, "no warp can go on:" + all, where, at, 0, true);
+}
+
+static Warp* pick(Machine& m, std::vector<Warp*>& active, size_t& cursor) {
+  const size_t n = active.size();
+  size_t start = cursor;
+  if (m.warp_policy == WarpPolicy::Random) start = m.below(uint32_t(n));
+  else if (m.warp_policy == WarpPolicy::RoundRobin) start = cursor + 1;
+  for (size_t k = 0; k < n; ++k) {
+    const size_t at = (start + k) % n;
+    if (ready(m, *active[at])) {
+      cursor = at;
+      return active[at];
+    }
+  }
+  return nullptr;
+}
+
+void schedule(Machine& m, Cluster& cl) {
+  std::vector<Warp*> active;
+  for (auto& w : cl.warps) active.push_back(w.get());
+  size_t cursor = 0;
+  uint64_t seen = ~0ull, seen_at = 0, idle_progress = ~0ull;
+  int idle_rounds = 0;
+  while (!active.empty() && !m.stop) {
+    Warp* w = pick(m, active, cursor);
+    if (m.progress != seen) seen = m.progress, seen_at = m.now;
+    if (m.now - seen_at > m.step_limit) {
+      report_deadlock(m, cl, "livelock");
+      break;
+    }
+    if (!w) {
+      if (m.run_async(true)) continue;
+      idle_rounds = m.progress == idle_progress ? idle_rounds + 1 : 0;
+      idle_progress = m.progress;
+      if (idle_rounds < 4 && give_up_timed(m, cl)) continue;
+      report_deadlock(m, cl, "deadlock");
+      break;
+    }
+    int quantum = 1 + int(m.below(m.below(4) ? 128 : 4));
+    if (m.warp_policy == WarpPolicy::Greedy) quantum = 4096;
+    run_warp(m, *w, quantum);
+    if (!w->alive) active.erase(std::find(active.begin(), active.end(), w));
+    if (!cl.queue.empty()) m.run_async(false);
+  }
+  while (!m.stop && m.run_async(true)) {}
+}
+
+}  // namespace sf
