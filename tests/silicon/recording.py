@@ -13,7 +13,7 @@ __all__ = ["Recording"]
 
 
 class Recording:
-    """Outputs by case. The file is xz over a JSON line (names, fingerprints, dtypes, shapes) and the raw arrays."""
+    """Outputs by case, followed by its encoded tensor maps. The file is xz over a JSON line (names, fingerprints, dtypes, shapes) and the raw arrays."""
 
     def __init__(self) -> None:
         self.device = ""
