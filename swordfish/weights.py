@@ -20,7 +20,7 @@ __all__ = ["FORMAT", "FORMAT_VERSION", "PackedWeight", "QuantizedWeight", "dequa
 
 _SCALE_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _INTEGER_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-_DEQUANTIZE_ELEMENTS = 1 << 23
+DEQUANTIZE_ELEMENTS = 1 << 23
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,7 +174,7 @@ def dequantize(w: PackedWeight) -> torch.Tensor:
     size = rows if w.scheme.group_size == CHANNELWISE else w.scheme.group_size
     group_of_row = torch.arange(rows, device=w.device) // size
     source = None if w.perm is None else (w.perm >= 0).nonzero().squeeze(1)
-    step = max(1, _DEQUANTIZE_ELEMENTS // (rows * BLOCK)) * BLOCK
+    step = max(1, DEQUANTIZE_ELEMENTS // (rows * BLOCK)) * BLOCK
     for start in range(0, n, step):
         stop = min(start + step, n)
         words = w.words[start // BLOCK : -(-stop // BLOCK)]

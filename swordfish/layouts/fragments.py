@@ -2,8 +2,8 @@
 
 The tensor core instruction's own thread-value layouts (``tensor_layouts.atoms_nv``, from PTX ISA "Matrix
 Fragments for mma.m16n8k16") are composed with the block layout: the result maps a lane and a value of its
-fragment to a bit offset. Kernels rely on what comes out: lane ``T`` finds its whole fragment in its own words,
-and masking one word with ``0x000f000f`` (int4) gives two halves of one register.
+fragment to a bit offset. Kernels rely on what comes out: lane ``T`` finds its whole fragment in its own
+words, and masking one word with ``0x000f000f`` (int4) gives two halves of one register.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ __all__ = ["a_fragment", "b_fragment"]
 def b_fragment(bits: int) -> Layout:
     """``((lane % 4, lane // 4), (half, register))`` -> bit offset, for the first n8 tile and k16 step.
 
-    The weight is the B operand (K x N), two registers to a lane. Other tiles are at the offsets of modes ``b``
-    and ``j`` (n8 tiles), other steps at those of ``s``.
+    The weight is the B operand (K x N), two registers to a lane. Other tiles are at the offsets of modes
+    ``b`` and ``j`` (n8 tiles), other steps at those of ``s``.
     """
     return compose(_tile(bits, n_modes="c"), MMA.b_layout)
 

@@ -1,8 +1,9 @@
 """Shared-memory swizzles in the byte and the element domain, and the recast between the two.
 
 Hardware swizzles bytes: the 128-byte mode of TMA, ``wgmma`` and ``tcgen05`` descriptors is
-``Swizzle(3, 4, 3)`` of the byte address (16-byte chunk index XOR row number modulo 8). Kernels index elements.
-``tensor_layouts`` recasts plain layouts; :func:`recast` adds swizzles and checks that the result is exact.
+``Swizzle(3, 4, 3)`` of the byte address, its 16-byte chunk index XOR the row modulo 8. Kernels count
+elements. ``tensor_layouts`` recasts plain layouts; :func:`recast` adds swizzles and checks that the result
+is exact.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ ATOM_ROWS = 8
 def recast_swizzle(swizzle: Swizzle, old_bits: int, new_bits: int) -> Swizzle:
     """A swizzle of offsets counted in units of ``old_bits``, as one of offsets counted in ``new_bits``.
 
-    Units are powers of two. Raises ``ArgumentError`` when the new unit is larger than what the swizzle moves as
-    a whole: parts of an element would move, which no map of elements can express.
+    Units are powers of two. Raises ``ArgumentError`` when the new unit is larger than what the swizzle
+    moves as a whole: parts of an element would move, which no map of elements can express.
     """
     base = swizzle.base + _log2("old_bits", old_bits) - _log2("new_bits", new_bits)
     if base < 0:
@@ -70,9 +71,9 @@ def recast(layout: Layout | ComposedLayout, old_bits: int, new_bits: int) -> Any
 def k_major_128b(rows: int, k: int, *, bits: int = 16, stages: int = 1) -> ComposedLayout:
     """``(row, k, stage)`` -> element offset of a K-major operand tile under the 128-byte swizzle.
 
-    Rows of 128 bytes (64 elements of 16 bits), 8 rows to a swizzle atom, atoms down the rows, then the next 128
-    bytes of K, then the next stage: the canonical K-major layout of ``wgmma`` and ``tcgen05`` descriptors
-    with a stride byte offset of 1,024. ``rows`` is a multiple of 8 and ``k`` of ``1024 / bits``.
+    Rows of 128 bytes (64 elements of 16 bits), 8 rows to a swizzle atom, atoms down the rows, then the next
+    128 bytes of K, then the next stage: the canonical K-major layout of ``wgmma`` and ``tcgen05``
+    descriptors with a stride byte offset of 1,024. ``rows`` is a multiple of 8, ``k`` of ``1024 / bits``.
     """
     row_elements = ROW_BYTES * 8 // bits
     if rows < ATOM_ROWS or rows % ATOM_ROWS:
