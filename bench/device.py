@@ -118,4 +118,4 @@ def copy_bandwidth(bytes_moved: int = 4 << 30, repeats: int = 10) -> float:
         target.copy_(source)
     end.record()
     torch.cuda.synchronize()
-    return bytes_moved * repeats / (start.elapsed_time(end) * 1e9)
+    return bytes_moved * repeats / (float(start.elapsed_time(end)) * 1e9)

@@ -6,17 +6,18 @@ The floor of a shape is the fastest of them on that many bytes (:func:`choose`),
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+import numpy as np
 import torch
 
 from bench.adapters.base import Adapter
 from bench.data import Weight
 from bench.harness import Backend, Contender, estimate_us, launches_per_graph, measure, rotation_count
-from bench.launch import RawKernel, compile_cubin
 from bench.shapes import Problem
+from swordfish.runtime import Kernel, KernelSource, LaunchConfig, device_props, get_kernel
 
 __all__ = ["READERS", "SOURCE", "Floor", "Reader", "choose"]
 
@@ -113,14 +114,25 @@ class Reader:
             return f"bulk {self.depth}x{self.chunk >> 10}K, {self.ctas_per_sm}/SM"
         return f"loads x{self.depth}, {self.ctas_per_sm}x{self.threads}/SM"
 
-    def defines(self, programmatic: bool) -> dict[str, int]:
-        """Macros of :data:`SOURCE`."""
-        return {
+    def source(self, programmatic: bool) -> KernelSource:
+        """The kernel's text, specialised."""
+        defines = {
             "THREADS": self.threads,
             "DEPTH": self.depth,
             "CHUNK": self.chunk or 16,
             "PROGRAMMATIC": int(programmatic),
         }
+        lines = [f"#define {name} {value}" for name, value in defines.items()]
+        return KernelSource("\n".join([*lines, SOURCE]), self.entry)
+
+    def launch_config(self, sms: int, programmatic: bool) -> LaunchConfig:
+        """CTAs for a device with that many SMs."""
+        return LaunchConfig(
+            grid=(sms * self.ctas_per_sm, 1, 1),
+            block=(self.threads, 1, 1),
+            shared_bytes=self.chunk * self.depth,
+            programmatic=programmatic,
+        )
 
 
 READERS = (
@@ -145,7 +157,7 @@ class Floor(Adapter):
     def __init__(self, programmatic: bool = False) -> None:
         self.name = "pdl-floor" if programmatic else "floor"
         self._programmatic = programmatic
-        self._kernels: dict[Reader, RawKernel] = {}
+        self._kernels: dict[Reader, Kernel] = {}
         self._chosen: dict[int, Reader] = {}
 
     def available(self) -> str | None:
@@ -167,26 +179,20 @@ class Floor(Adapter):
         data = torch.randint(-(1 << 31), (1 << 31) - 1, (words,), dtype=torch.int32, device=device)
         return {"data": data, "sink": torch.zeros(1, dtype=torch.int32, device=device)}
 
-    def run(
-        self, state: dict[str, torch.Tensor], x: torch.Tensor | None, out: torch.Tensor | None
-    ) -> torch.Tensor:
-        data = state["data"]
-        self.read(self._chosen.get(data.numel() * 4, READERS[0]), state)
-        return data if out is None else out
+    def run(self, state: dict[str, torch.Tensor], x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        self.read(self._chosen.get(state["data"].numel() * 4, READERS[0]), state)
+        return out
 
-    def read(self, reader: Reader, state: dict[str, torch.Tensor]) -> None:
-        """One launch of one reader."""
+    def read(self, reader: Reader, state: dict[str, torch.Tensor]) -> torch.Tensor:
+        """One launch of one reader; returns the word that it may write."""
+        data = state["data"]
+        props = device_props(data.device)
         if reader not in self._kernels:
-            major, minor = torch.cuda.get_device_capability()
-            cubin = compile_cubin(SOURCE, reader.defines(self._programmatic), f"sm_{major}{minor}a")
-            self._kernels[reader] = RawKernel(
-                cubin, reader.entry, shared_bytes=reader.chunk * reader.depth, programmatic=self._programmatic
-            )
-        sms = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
-        bytes_read = state["data"].numel() * 4
-        self._kernels[reader](
-            sms * reader.ctas_per_sm, reader.threads, state["data"], bytes_read, state["sink"]
-        )
+            self._kernels[reader] = get_kernel(reader.source(self._programmatic), props.arch)
+        size = np.uint64(data.numel() * data.element_size())
+        config = reader.launch_config(props.sm_count, self._programmatic)
+        self._kernels[reader].launch(config, [data, size, state["sink"]])
+        return state["sink"]
 
     def describe(self, problem: Problem, m: int) -> str:
         return self._chosen.get(_padded(problem.packed_bytes), READERS[0]).label
@@ -207,18 +213,12 @@ def choose(
     rounds: int = 7,
 ) -> dict[str, float]:
     """Time every reader on this many cold bytes, keep the fastest, and return microseconds by label."""
-    buffers: list[dict[str, Any]] = [
-        floor.buffer(packed_bytes, device) for _ in range(rotation_count(packed_bytes, l2_bytes))
-    ]
+    buffers = [floor.buffer(packed_bytes, device) for _ in range(rotation_count(packed_bytes, l2_bytes))]
     repeats = launches_per_graph(len(buffers), estimate_us(packed_bytes, 0)) // len(buffers)
     contenders = []
     for reader in readers:
-
-        def launch(state: dict[str, Any], reader: Reader = reader) -> torch.Tensor:
-            floor.read(reader, state)
-            return state["sink"]
-
-        graph, _ = backend.capture([lambda s=state, f=launch: f(s) for state in buffers], repeats)
+        calls = [functools.partial(floor.read, reader, state) for state in buffers]
+        graph, _ = backend.capture(calls, repeats)
         contenders.append(Contender(reader.label, graph, repeats * len(buffers)))
     times = {name: t.median_us for name, t in measure(contenders, backend, rounds=rounds).items()}
     best = min(readers, key=lambda reader: times[reader.label])

@@ -7,6 +7,7 @@ events; a drift of clocks or temperature then touches all of them alike.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import math
@@ -142,9 +143,17 @@ class CudaBackend:
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         results: list[torch.Tensor] = []
-        with torch.cuda.graph(graph, stream=self._stream):
-            for _ in range(repeats):
-                results = [call() for call in calls]
+        # Not torch.cuda.graph(): it empties the allocator's cache, and a run makes hundreds of graphs.
+        with torch.cuda.stream(self._stream):
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                for _ in range(repeats):
+                    results = [call() for call in calls]
+            except BaseException:
+                with contextlib.suppress(RuntimeError):
+                    graph.capture_end()
+                raise
+            graph.capture_end()
         torch.cuda.synchronize()
         return graph, results
 

@@ -87,15 +87,14 @@ def open_session(adapters: Sequence[Adapter], *, pdl_floor: bool = True, rounds:
 
 
 def precompile(session: Session, problems: Sequence[tuple[Problem, int]]) -> None:
-    """Let every implementation compile in parallel what the run will need. One that fails is dropped, by
-    name."""
-    for adapter in list(session.adapters):
+    """Let every implementation compile in parallel what the run will need. One that cannot is named; it
+    then compiles when it is first called."""
+    for adapter in session.adapters:
         start = time.perf_counter()
         wanted = [(problem, m) for problem, m in problems if adapter.supports(problem, m) is None]
         try:
             adapter.precompile(wanted)
         except Exception as error:  # another library's compiler: report it and time the others
-            session.adapters.remove(adapter)
             print(f"{adapter.name}: precompiling failed: {failure(error)}", file=sys.stderr)
             continue
         seconds = time.perf_counter() - start

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 import traceback
 from collections.abc import Callable, Sequence
@@ -54,6 +55,11 @@ class Loaded:
     error: str = ""
 
 
+def calls_of(loaded: Loaded, x: torch.Tensor, out: torch.Tensor) -> list[Callable[[], torch.Tensor]]:
+    """One call for each copy of the weight."""
+    return [functools.partial(loaded.adapter.run, state, x, out) for state in loaded.states]
+
+
 def verify_and_capture(
     loaded: Loaded, x: torch.Tensor, out: torch.Tensor, exact: torch.Tensor, backend: Backend, repeats: int
 ) -> tuple[Check, Any]:
@@ -62,12 +68,8 @@ def verify_and_capture(
     Outputs are filled with NaN before each check. Returns the check (of the graph, if it got that far) and
     the graph, or ``None`` in its place when a result was wrong.
     """
-    adapter, dtype = loaded.adapter, str(x.dtype).removeprefix("torch.")
-
-    def call(state: Any) -> Callable[[], torch.Tensor]:
-        return lambda: adapter.run(state, x, out)
-
-    calls = [call(state) for state in loaded.states]
+    dtype = str(x.dtype).removeprefix("torch.")
+    calls = calls_of(loaded, x, out)
     for one in (calls[0], calls[-1]):
         out.fill_(float("nan"))
         verdict = check(one(), exact, dtype)
@@ -126,7 +128,10 @@ class Session:
         """Time every implementation and floor on one weight for each M."""
         self.tune_floors(problem.packed_bytes, problem.shape.name)
         weight = random_weight(problem, self.device)
-        loaded = [self.load(a, lambda a=a: a.prepare(weight)) for a in [*self.floors, *self.adapters]]
+        loaded = [
+            self.load(adapter, functools.partial(adapter.prepare, weight))
+            for adapter in [*self.floors, *self.adapters]
+        ]
         floor_graphs: dict[str, tuple[Any, int]] = {}
         for m in ms:
             x = activations(m, problem, self.device)
@@ -175,7 +180,7 @@ class Session:
             if not entry.adapter.checked:
                 if name not in floor_graphs:
                     launches = launches_per_graph(len(entry.states), estimate_us(entry.size, 0))
-                    calls = [lambda s=state: entry.adapter.run(s, None, None) for state in entry.states]  # type: ignore[misc]
+                    calls = calls_of(entry, x, out)
                     floor_graphs[name] = (self.backend.capture(calls, launches // len(calls))[0], launches)
                 graph, launches = floor_graphs[name]
             else:
@@ -197,9 +202,11 @@ class Session:
         if not contenders:
             return
         clocks: list[dict[str, float | None]] = []
-        stamps = (self.backend.mark(), self.backend.replay(contenders[-1].graph), self.backend.mark())
+        start = self.backend.mark()
+        self.backend.replay(contenders[-1].graph)
+        end = self.backend.mark()
         self.backend.synchronize()
-        rounds = rounds_for(self.backend.elapsed_us(stamps[0], stamps[2]), self.rounds)
+        rounds = rounds_for(self.backend.elapsed_us(start, end), self.rounds)
         timings = measure(
             contenders, self.backend, rounds=rounds, sample=lambda: clocks.append(self.read_clocks())
         )

@@ -59,8 +59,9 @@ class SimulatedFloor(Floor):
         super().__init__()
         self.backend, self.costs = backend, costs
 
-    def read(self, reader: Reader, state: dict[str, torch.Tensor]) -> None:
+    def read(self, reader: Reader, state: dict[str, torch.Tensor]) -> torch.Tensor:
         self.backend.spend(self.costs.get(reader.label, 100.0))
+        return state["sink"]
 
 
 class SimulatedAdapter(Adapter):

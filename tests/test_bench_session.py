@@ -9,11 +9,11 @@ import torch
 
 from bench.adapters import ADAPTERS, make
 from bench.chain import run_chain
-from bench.floor import READERS, SOURCE
-from bench.launch import compile_cubin
+from bench.floor import READERS
 from bench.run import main, write
 from bench.session import Session, summarize_clocks
 from bench.shapes import Problem, Shape
+from swordfish.runtime.compile import compile_source
 from tests.bench_simulation import SimulatedAdapter, SimulatedBackend, SimulatedFloor
 
 PROBLEM = Problem(Shape("t", 256, 384), group_size=64)
@@ -140,9 +140,9 @@ def test_every_reader_compiles_for_hopper_and_blackwell(programmatic):
         assert reader.threads * reader.ctas_per_sm <= 2048
     for reader in READERS[::3]:
         for arch in ("sm_90a", "sm_100a"):
-            assert compile_cubin(SOURCE, reader.defines(programmatic), arch)[:4] == b"\x7fELF"
-    with pytest.raises(RuntimeError, match="NVRTC_ERROR_COMPILATION"):
-        compile_cubin(SOURCE + "oops", READERS[0].defines(programmatic), "sm_90a")
+            metadata = compile_source(reader.source(programmatic), arch).metadata
+            assert metadata.spill_bytes == 0 and metadata.max_threads == reader.threads
+            assert reader.launch_config(132, programmatic).grid == (132 * reader.ctas_per_sm, 1, 1)
 
 
 def test_json_holds_rows_readers_and_method(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,8 +21,7 @@ class Swordfish(Adapter):
     name = "swordfish"
 
     def __init__(self) -> None:
-        self._explained: dict[tuple[Problem, int], str] = {}
-        self._weights: dict[Problem, Any] = {}
+        self._packed: dict[Problem, Any] = {}
 
     def available(self) -> str | None:
         if not torch.cuda.is_available():
@@ -32,6 +32,18 @@ class Swordfish(Adapter):
             return f"not importable: {error}"
         missing = [name for name in ("pack", "mm") if not hasattr(module, name)]
         return f"swordfish has no {', '.join(missing)}" if missing else None
+
+    def precompile(self, problems: Sequence[tuple[Problem, int]]) -> None:
+        dispatch = importlib.import_module("swordfish.dispatch")
+        runtime = importlib.import_module("swordfish.runtime")
+        props = dispatch.props_of(torch.device("cuda", torch.cuda.current_device()))
+        requests = []
+        for problem, m in problems:
+            scheme, shape = _scheme(problem), problem.shape
+            config = dispatch.plan(m, shape.n, shape.k, scheme, props).config
+            if config is not None:
+                requests.append((config.source(scheme, shape.k, shape.n, bias=False), props.arch))
+        runtime.compile_many(requests)
 
     def prepare(self, weight: Weight) -> Any:
         problem = weight.problem
@@ -44,7 +56,7 @@ class Swordfish(Adapter):
             group_size=problem.group_size,
             dtype=problem.torch_dtype,
         )
-        self._weights = {problem: packed}
+        self._packed[problem] = packed
         return packed
 
     def run(self, state: Any, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
@@ -52,5 +64,15 @@ class Swordfish(Adapter):
         return result
 
     def describe(self, problem: Problem, m: int) -> str:
-        packed = self._weights.get(problem)
+        packed = self._packed.get(problem)
         return "" if packed is None else str(importlib.import_module("swordfish").explain(packed, m))
+
+
+def _scheme(problem: Problem) -> Any:
+    return importlib.import_module("swordfish.scheme").Scheme(
+        bits=problem.bits,
+        group_size=problem.group_size,
+        dtype=problem.dtype,
+        zeros="integer" if problem.zeros else "none",
+        act_order=problem.act_order,
+    )
