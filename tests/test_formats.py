@@ -130,7 +130,7 @@ def test_from_gptq_without_zero_points_is_symmetric() -> None:
     t = sample.tensors
     w = from_gptq(t["qweight"], t["scales"], bits=4, group_size=64, dtype=torch.float16)
     assert w.zeros is None and np.array_equal(dequantize(w).numpy(), sample.values.astype(np.float16))
-    with pytest.raises(ArgumentError, match="qzeros=None"):
+    with pytest.raises(ArgumentError, match=r"qzeros=None"):
         from_gptq(t["qweight"], t["scales"], bits=4, group_size=64, sym=False, dtype=torch.float16)
 
 
@@ -178,16 +178,16 @@ def test_from_gguf(quant_type: str) -> None:
 
 def test_from_gguf_refuses_other_types_and_broken_rows() -> None:
     blocks = torch.zeros(8, 36, dtype=torch.uint8)
-    with pytest.raises(ArgumentError, match="quant_type=Q4_K .*'Q4_0', 'Q4_1' or 'Q8_0'"):
+    with pytest.raises(ArgumentError, match=r"quant_type=Q4_K .*'Q4_0', 'Q4_1' or 'Q8_0'"):
         from_gguf(blocks, quant_type="Q4_K", dtype=torch.float16)
     with pytest.raises(ArgumentError, match=r"blocks.shape=\(8, 35\).*18 bytes"):
         from_gguf(blocks[:, :35], quant_type="Q4_0", dtype=torch.float16)
 
 
 def test_registering_a_name_twice_or_asking_for_an_unknown_one_raises() -> None:
-    with pytest.raises(ValueError, match="'awq' is already registered"):
+    with pytest.raises(ValueError, match=r"'awq' is already registered"):
         formats.register(type(FORMATS["awq"]))
-    with pytest.raises(ArgumentError, match="format=exl2 .*gptq"):
+    with pytest.raises(ArgumentError, match=r"format=exl2 .*gptq"):
         formats.get_format("exl2")
 
 
@@ -202,5 +202,5 @@ def test_other_activation_dtypes_are_refused(dtype: object) -> None:
 
 def test_missing_tensors_are_named() -> None:
     t = samples("awq")[0].tensors
-    with pytest.raises(ArgumentTypeError, match="qzeros=NoneType"):
+    with pytest.raises(ArgumentTypeError, match=r"qzeros=NoneType"):
         from_awq(t["qweight"], t["scales"], None, group_size=64, dtype=torch.float16)

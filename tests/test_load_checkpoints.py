@@ -32,7 +32,7 @@ def folders() -> list[Path]:
 
 
 def oracle(folder: Path, layer: str) -> tuple[np.ndarray, np.ndarray]:
-    """Values of a layer, float32 ``[K, N]``: with the scales as stored, and with scales rounded to float16."""
+    """Values of a layer, float32 ``[K, N]``: with the scales as stored, and with them rounded to float16."""
     config = json.loads((folder / "config.json").read_text())["quantization_config"]
     every = load_file(folder / "model.safetensors")
     tensors = {k.removeprefix(layer + "."): t for k, t in every.items() if k.startswith(layer + ".")}

@@ -2,7 +2,8 @@
 
 ``qweight`` int32 ``[K, N / 8]`` and ``qzeros`` int32 ``[G, N / 8]`` are packed along N; nibble ``i`` of
 word ``m`` holds column ``8 * m + (0, 2, 4, 6, 1, 3, 5, 7)[i]``. ``W[k, n] = (q[k, n] - z[k // gs, n]) *
-scales[k // gs, n]``."""
+scales[k // gs, n]``.
+"""
 
 from __future__ import annotations
 

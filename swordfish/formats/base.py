@@ -40,7 +40,8 @@ class LayerParams:
 
     ``group_size`` is ``-1`` for channelwise and ``None`` when the config does not say, in which case it is
     read off the shape of the scales. ``act_order`` is ``None`` when the config does not say; the ``g_idx``
-    tensor decides."""
+    tensor decides.
+    """
 
     bits: int
     group_size: int | None = None

@@ -71,7 +71,7 @@ def check_shape(name: str, tensor: torch.Tensor, expected: tuple[int, ...], why:
 
 
 def canonical(tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor`` with the strides of its shape, copied if need be: a dimension of size 1 may have any stride."""
+    """``tensor`` with the strides of its shape, copied if need be: a dimension of 1 may have any stride."""
     return tensor.reshape(-1).view(tensor.shape)
 
 
@@ -82,7 +82,8 @@ def resolve_group_size(group_size: int | None, k: int, groups: int) -> int:
     A single group of a number of inputs that is no multiple of 32 becomes channelwise, which means the
     same. Raises ``ArgumentError`` when the scale rows contradict the group size (a wrong group size is
     never used in silence) and on a last group that is neither whole nor a multiple of 32 inputs (a row of
-    ``qweight`` is missing)."""
+    ``qweight`` is missing).
+    """
     if group_size is None:
         if groups == 1:
             return CHANNELWISE
@@ -116,7 +117,8 @@ def resolve_groups(
     ``act_order`` is what the config says: true without a ``g_idx`` tensor raises, false with one that
     reorders warns and uses it, because it is what the codes were made with. ``name`` is the tensor's. With
     act-order a layer may have more scale rows than its inputs need (a shard that keeps the whole table).
-    Packing checks the entries."""
+    Packing checks the entries.
+    """
     if g_idx is None:
         if act_order and groups > 1:
             raise ArgumentError(

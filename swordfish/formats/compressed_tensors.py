@@ -4,7 +4,8 @@
 ``[ceil(N * bits / 32), G]`` along N, both least significant first and in offset binary (the signed value
 plus ``2**(bits - 1)``), so the offset cancels: ``W[k, n] = (q - z) * weight_scale[n, group]`` with the
 stored codes. Without zero points ``z = 2**(bits - 1)``. ``weight_g_idx`` int32 ``[K]`` comes with
-``actorder: group`` only."""
+``actorder: group`` only.
+"""
 
 from __future__ import annotations
 

@@ -52,7 +52,8 @@ class FolderConfig:
 
     ``quantization`` is the merged quantisation config. ``dtype`` is the model's dtype as written, or
     ``None``. ``tied_head`` tells whether the output head shares the embedding's weight. ``sources`` names
-    the files."""
+    the files.
+    """
 
     quantization: Config
     dtype: str | None
@@ -66,7 +67,8 @@ def read_config(folder: Path) -> FolderConfig:
     ``config.json`` (key ``quantization_config``, or the older ``compression_config``, also inside
     ``text_config``) comes before the side files; a key missing in one file is taken from the next. Raises
     ``ArgumentError`` when no file holds a quantisation config, a file is no JSON object, or two files
-    disagree on a key that matters."""
+    disagree on a key that matters.
+    """
     model = _read_json(folder / "config.json") or {}
     nested = model.get("text_config")
     text: dict[str, Any] = nested if isinstance(nested, dict) else {}

@@ -34,7 +34,8 @@ def from_gptq(
     ``group_size`` -1 or ``None`` is channelwise; ``checkpoint_format`` is ``"gptq"`` (``qzeros`` holds ``(z
     - 1) mod 2**bits``) or ``"gptq_v2"`` (holds ``z``). When ``sym`` and ``qzeros`` disagree a warning says
     which zero points are used. Raises ``ArgumentError`` or ``ArgumentTypeError`` on values, shapes and
-    dtypes that do not fit."""
+    dtypes that do not fit.
+    """
     if checkpoint_format not in ("gptq", "gptq_v2"):
         raise ArgumentError("checkpoint_format", checkpoint_format, "'gptq' or 'gptq_v2'")
     params = LayerParams(as_bits(bits), as_group_size(group_size), symmetric=as_flag("sym", sym))
@@ -79,7 +80,8 @@ def from_compressed_tensors(
     ``weight_zero_point`` int32 ``[ceil(N * bits / 32), G]`` (symmetric without it), ``weight_g_idx`` int32
     ``[K]`` (``actorder: group`` only), ``shape`` ``(N, K)`` as in the checkpoint's ``weight_shape``,
     ``bias`` ``[N]``. Raises ``ArgumentError`` or ``ArgumentTypeError`` on values, shapes and dtypes that do
-    not fit."""
+    not fit.
+    """
     params = LayerParams(as_bits(bits), as_group_size(group_size), symmetric=weight_zero_point is None)
     tensors = {
         "weight_packed": weight_packed,
@@ -103,7 +105,8 @@ def from_gguf(
 
     ``blocks`` uint8 ``[N, bytes of one row]``, as ``torch.from_numpy(tensor.data)`` of a
     ``gguf.GGUFReader`` tensor; ``quant_type`` its ``tensor_type.name``. Needs no ``gguf`` package. Raises
-    ``ArgumentError`` or ``ArgumentTypeError``."""
+    ``ArgumentError`` or ``ArgumentTypeError``.
+    """
     name = f"gguf-{str(quant_type).lower()}"
     allowed = ("gguf-q4_0", "gguf-q4_1", "gguf-q8_0")
     if name not in allowed:

@@ -2,7 +2,8 @@
 
 ``qweight`` int32 ``[K * bits / 32, N]`` and ``qzeros`` int32 ``[G, N * bits / 32]`` hold codes least
 significant first; ``W[k, n] = (q[k, n] - z[g_idx[k], n]) * scales[g_idx[k], n]``. Version 1 stores ``(z -
-1) mod 2**bits`` in ``qzeros``, version 2 stores ``z``."""
+1) mod 2**bits`` in ``qzeros``, version 2 stores ``z``.
+"""
 
 from __future__ import annotations
 
@@ -130,7 +131,8 @@ class Gptq(CheckpointFormat):
 
         A config that says symmetric over other zero points is contradicted by its tensors. When all of them
         hold the symmetric zero under the *other* version's convention, the version mark is wrong and the
-        weight is symmetric; anything else is taken as stored. Both warn."""
+        weight is symmetric; anything else is taken as stored. Both warn.
+        """
         if "qzeros" not in tensors:
             return None
         qzeros = canonical(tensors["qzeros"])

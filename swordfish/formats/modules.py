@@ -46,7 +46,8 @@ def is_listed(layer: str, entries: object, name: str) -> bool:
     An entry matches a run of whole dotted components anywhere in the name: ``mlp.gate`` matches
     ``mlp.gate`` and not ``mlp.gate_proj``. ``*`` stands for any characters within one component. A fused
     name stands for its parts. Raises ``ArgumentError`` on an entry with other pattern characters, whose
-    meaning readers do not agree on."""
+    meaning readers do not agree on.
+    """
     parts = layer.split(".")
     for entry in string_list(entries, name):
         if re.search(r"[\^$()\[\]{}|\\+?:]", entry):
@@ -64,7 +65,8 @@ def dynamic_override(layer: str, rules: object) -> Mapping[str, Any] | None:
     excluded.
 
     A key is a regular expression matched from the start of the name; ``-:`` before it excludes, ``+:`` or
-    nothing overrides. The first rule of the file that matches decides."""
+    nothing overrides. The first rule of the file that matches decides.
+    """
     if rules is None:
         return {}
     if not isinstance(rules, Mapping):
@@ -101,7 +103,8 @@ def config_group(layer: str, groups: object) -> Mapping[str, Any] | None:
     """The entry of compressed-tensors' ``config_groups`` that covers ``layer``, or ``None``.
 
     An exact name wins over a regular expression and that over the class ``Linear``. Raises
-    ``ArgumentError`` when the best match is shared by groups that differ."""
+    ``ArgumentError`` when the best match is shared by groups that differ.
+    """
     if groups is None:
         return None
     if not isinstance(groups, Mapping):
@@ -131,6 +134,6 @@ def _match_level(layer: str, target: str, name: str) -> int | None:
     """0 for an exact name, 1 for a regular expression, 2 for the class ``Linear``, ``None`` for no match."""
     if target.startswith("re:"):
         return 1 if compile_pattern(name, target.removeprefix("re:")).match(layer) else None
-    if target in (layer, *fused_parts(layer)) or layer in fused_parts(target):
+    if layer in (target, *fused_parts(target)):
         return 0
     return 2 if target == "Linear" else None

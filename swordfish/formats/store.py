@@ -18,7 +18,8 @@ class TensorStore:
 
     A ``*.safetensors.index.json`` decides when there is one; otherwise every ``*.safetensors`` file counts.
     Raises ``ArgumentError`` when there is neither, when a listed file is missing or lies outside the
-    folder, or when two files hold the same tensor."""
+    folder, or when two files hold the same tensor.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
