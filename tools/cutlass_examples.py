@@ -169,7 +169,7 @@ def pretend_cuda(clusters: int) -> Iterator[None]:
             patch(driver, name, value)
         patch(utils.HardwareInfo, "get_max_active_clusters", lambda *_, **__: clusters)
         patch(type(cute.compile), "__call__", compile_)
-        patch(cute, "sym_int64", cute.sym_int)   # without TVM-FFI, dynamic layouts have 32-bit shapes
+        patch(cute, "sym_int64", cute.sym_int)  # without TVM-FFI, dynamic layouts have 32-bit shapes
         stack.enter_context(CudaIsCpu())
         yield
 
@@ -206,7 +206,11 @@ def run_example(path: Path, args: list[str], seeds: int, clusters: int) -> Simpl
     sys.argv = [str(path), *args]
     sys.path.insert(0, str(path.parent))
     try:
-        with Session("sm_100a", sms=2 * clusters, on_launch=on_launch), pretend_cuda(clusters), contextlib.redirect_stdout(io.StringIO()):
+        with (
+            Session("sm_100a", sms=2 * clusters, on_launch=on_launch),
+            pretend_cuda(clusters),
+            contextlib.redirect_stdout(io.StringIO()),
+        ):
             runpy.run_path(str(path), run_name="__main__")
     except SystemExit as e:
         result.error = f"exit {e.code}" if e.code else ""
@@ -220,27 +224,52 @@ def run_example(path: Path, args: list[str], seeds: int, clusters: int) -> Simpl
 
 def main() -> int:
     """Each example runs in its own process; the table goes to standard output as they end."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("checkout", type=Path, help="a checkout of NVIDIA/cutlass")
     parser.add_argument("--seeds", type=int, default=8, help="schedules per launch")
     parser.add_argument("--clusters", type=int, default=2, help="clusters that persistent kernels start")
     parser.add_argument("--only", default="", help="run examples whose command has this text")
-    parser.add_argument("--example", nargs=argparse.REMAINDER, help="run one example in this process: a path and its arguments")
+    parser.add_argument(
+        "--example",
+        nargs=argparse.REMAINDER,
+        help="run one example in this process: a path and its arguments",
+    )
     a = parser.parse_args()
     root = a.checkout / EXAMPLES
     if a.example:
         r = run_example(root / a.example[0], a.example[1:], a.seeds, a.clusters)
         status = "right" if not r.error else "WRONG " + " ".join(r.error.split())[:160]
-        print(f"| {' '.join(a.example)} | {r.launches} | {a.seeds} | {r.instructions} | {r.seconds:.2f} | {status} |", flush=True)
+        print(
+            f"| {' '.join(a.example)} | {r.launches} | {a.seeds} | {r.instructions} | {r.seconds:.2f} | {status} |",
+            flush=True,
+        )
         if r.error:
             print(getattr(r, "trace", r.error)[-6000:], file=sys.stderr)
         return int(bool(r.error))
-    print("| example | launches | schedules | warp instructions | seconds | result |\n|---|---|---|---|---|---|", flush=True)
+    print(
+        "| example | launches | schedules | warp instructions | seconds | result |\n|---|---|---|---|---|---|",
+        flush=True,
+    )
     failed = 0
     for command in LIST:
         if a.only in command:
-            own = [sys.executable, "-W", "ignore", __file__, str(a.checkout), "--seeds", str(a.seeds), "--clusters", str(a.clusters)]
-            failed += subprocess.run([*own, "--example", *command.split()], env=os.environ, check=False).returncode != 0
+            own = [
+                sys.executable,
+                "-W",
+                "ignore",
+                __file__,
+                str(a.checkout),
+                "--seeds",
+                str(a.seeds),
+                "--clusters",
+                str(a.clusters),
+            ]
+            failed += (
+                subprocess.run([*own, "--example", *command.split()], env=os.environ, check=False).returncode
+                != 0
+            )
     return int(failed > 0)
 
 

@@ -233,7 +233,7 @@ def _body(s: _Scanner) -> list[Stmt]:
             depth += 1
             continue
         while stop == "{":
-            text += "{" + s.close_brace() + "}"
+            text += " {" + s.close_brace() + "}"
             more, stop, _ = s.next(_STOPS)
             text += more
         if stop == "":

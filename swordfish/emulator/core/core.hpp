@@ -206,7 +206,7 @@ struct Machine {
   std::vector<TensorMapInfo> maps;
   // schedule
   Policy policy = Policy::Mixed; WarpPolicy warp_policy = WarpPolicy::Random;
-  bool checks = true;
+  bool checks = true, tcgen05_fences = false;   // tcgen05_fences: a missing tcgen05.fence is a finding
   uint64_t rng = 1, now = 0, step_limit = 0, events = 1, progress = 0, seq = 0;
   int n_agents = 0, n_warps = 0;
   Cluster* cl = nullptr;

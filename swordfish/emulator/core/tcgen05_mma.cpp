@@ -110,7 +110,7 @@ static void multiply(Tmem& t, const MmaArgs& g, const InstrDesc& d, const DataPa
   }
 }
 
-static void run_mma(Machine& m, AsyncOp& self, const MmaArgs& g) {
+static void run_mma(Machine& m, AsyncOp& self, const Actor& tmem_side, const MmaArgs& g) {
   const InstrDesc d(g.idesc);
   const Actor actor = self.actor;
   const std::string wrong = check_shape(d, g.kind, g.group, g.ws);
@@ -128,7 +128,7 @@ static void run_mma(Machine& m, AsyncOp& self, const MmaArgs& g) {
   std::vector<uint8_t> raw_a(size_t(g.group) * path.rows * K_BYTES), raw_b(size_t(d.n) * K_BYTES);
   for (int k = 0; k < g.group; ++k) {
     uint8_t* a = raw_a.data() + size_t(k) * path.rows * K_BYTES;
-    if (g.a_in_tmem ? !read_a_tmem(m, *cta[k], actor, uint32_t(g.a), path, a)
+    if (g.a_in_tmem ? !read_a_tmem(m, *cta[k], tmem_side, uint32_t(g.a), path, a)
                     : !read_operand(m, *cta[k], actor, g.a, d.a_mn_major, path.rows, elem, a)) return;
     const int cols = d.n / g.group;
     if (!read_operand(m, *cta[k], actor, g.b, d.b_mn_major, cols, elem, raw_b.data() + size_t(k) * cols * K_BYTES)) return;
@@ -141,8 +141,8 @@ static void run_mma(Machine& m, AsyncOp& self, const MmaArgs& g) {
   for (int k = 0; k < g.group; ++k) {
     for (auto [lane, lanes] : path.lanes()) {
       const TmemRect r{lane, lanes, col0, path.columns()};
-      if (g.accumulate && !tmem_access(m, *cta[k], actor, r, false)) return;
-      if (!tmem_access(m, *cta[k], actor, r, true)) return;
+      if (g.accumulate && !tmem_access(m, *cta[k], tmem_side, r, false)) return;
+      if (!tmem_access(m, *cta[k], tmem_side, r, true)) return;
     }
     to_float(raw_a.data() + size_t(k) * path.rows * K_BYTES, path.rows * depth, g.kind, d.a_type, d.negate_a, a.data());
     multiply(tmem(*cta[k]), g, d, path, col0, a.data(), bt.data(), depth, g.disabled + 4 * k);
@@ -163,7 +163,7 @@ SF_OP("tcgen05.mma") {
     g.accumulate = accumulate >> lane & 1;
     g.scale_d = std::ldexp(1.0f, -i.m[4]);
     for (int k = 0; k < i.m[5]; ++k) g.disabled[k] = c.r32(i.o[5 + k])[lane];
-    issue_in_pipe(c, i, lane, "tcgen05.mma", [g](Machine& m, AsyncOp& self) { run_mma(m, self, g); });
+    issue_in_pipe(c, i, lane, "tcgen05.mma", [g](Machine& m, AsyncOp& self, const Actor& a) { run_mma(m, self, a, g); });
   });
   return Flow::Next;
 }

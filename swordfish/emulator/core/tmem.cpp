@@ -12,9 +12,20 @@ Tmem& tmem(Cta& cta) {
 
 TcgenWarp& tcgen(Warp& w) {
   if (!w.ext[0]) {
-    w.ext[0] = std::make_shared<TcgenWarp>();
+    auto t = std::make_shared<TcgenWarp>();
+    t->pending.init(int(w.clock.vc.size())), t->seen.init(int(w.clock.vc.size()));
+    w.ext[0] = t;
   }
   return *static_cast<TcgenWarp*>(w.ext[0].get());
+}
+
+std::shared_ptr<Clock> tmem_knowledge(Ctx& c, const AsyncOp& op) {
+  if (!c.m.tcgen05_fences) return nullptr;
+  TcgenWarp& t = tcgen(c.w);
+  auto know = std::make_shared<Clock>(t.seen);
+  know->join(t.pending);
+  know->vc[op.actor.agent] = op.actor.clk;
+  return know;
 }
 
 Cta* pair_peer(Cta& cta) {

@@ -40,13 +40,26 @@ struct Pipe { Clock done; bool used = false; };
 struct TcgenWarp {
   std::array<Pipe, LANES> pipe;
   GroupRef loads, stores;              // tcgen05.ld and st in flight
+  Clock pending;                       // ld and st that a wait has seen finish; published at once, or by fence::before_thread_sync
+  Clock seen;                          // what the warp knew at its last fence::after_thread_sync
 };
 TcgenWarp& tcgen(Warp& w);
 
+// What an operation knows of tensor memory. Usually all that its warp knows; with Machine::tcgen05_fences only what
+// a fence::after_thread_sync came after, and the warp's own finished operations.
+std::shared_ptr<Clock> tmem_knowledge(Ctx& c, const AsyncOp& op);
+inline Actor tmem_actor(const AsyncOp& op, const std::shared_ptr<Clock>& know) {
+  Actor a = op.actor;
+  if (know) a.know = know.get();
+  return a;
+}
+
 Cta* pair_peer(Cta& cta);              // the other CTA of the pair, null without one
 bool check_group(Machine& m, Cta& cta, const Actor& a, int group);
-// Queue an operation that executes in order with the thread's other mma, cp, shift and commit.
-AsyncOp& issue_in_pipe(Ctx& c, const Insn& i, int lane, const char* what, std::function<void(Machine&, AsyncOp&)> fn);
+// Queue an operation that executes in order with the thread's other mma, cp, shift and commit. `fn` also gets the actor
+// for its accesses of tensor memory.
+using PipeOp = std::function<void(Machine&, AsyncOp&, const Actor&)>;
+void issue_in_pipe(Ctx& c, const Insn& i, int lane, const char* what, PipeOp fn);
 constexpr int64_t TCGEN_CHANNEL = int64_t(1) << 40;
 inline int64_t tcgen_channel(const Warp& w, int lane) { return TCGEN_CHANNEL + int64_t(w.agent) * LANES + lane; }
 
