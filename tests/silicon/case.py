@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -45,7 +45,8 @@ class Case:
     ``inputs()`` returns the kernel's arguments in order: an array is a device buffer (its initial content), a numpy scalar
     is passed by value, a :class:`TensorMapSpec` becomes a 128-byte parameter. ``outputs`` maps the index of an output
     buffer to the labels of its rows (the first axis), or to an empty tuple. ``ulp`` is the largest allowed distance in
-    units in the last place of a float32 result; 0 asks for equal bits.
+    units in the last place of a float32 result; 0 asks for equal bits. ``faults`` marks a kernel that the GPU stops with an
+    error: it has no outputs.
     """
 
     name: str
@@ -57,7 +58,8 @@ class Case:
     cluster: tuple[int, int, int] = (1, 1, 1)
     shared_bytes: int = 0
     ulp: int = 0
-    entry: str = field(default="kernel")
+    faults: bool = False
+    entry: str = "kernel"
 
     @property
     def family(self) -> str:

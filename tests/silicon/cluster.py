@@ -470,7 +470,7 @@ def _ring() -> Case:
                 f"st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [remote+{_TILE}], %r1, [remote];"
             )
         else:
-            body.append("setp.eq.u32 %p3, rank, 3;")
+            body.append("setp.eq.u32 %p3, rank, 0;")
             body.append(
                 f"@!%p3 st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [remote+{_TILE}], %r1, [remote];"
             )

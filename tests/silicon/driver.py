@@ -87,7 +87,7 @@ class Device:
         self._launch(case, function, pointers)
         results = []
         for i in case.outputs:
-            out = np.empty_like(args[i])
+            out = np.empty(args[i].shape, args[i].dtype)
             self._call("cuMemcpyDtoH_v2", c.c_void_p(out.ctypes.data), buffers[i], c.c_size_t(out.nbytes))
             results.append(out)
         for i, a in enumerate(args):

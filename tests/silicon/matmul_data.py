@@ -11,7 +11,7 @@ from .data import Stream, bf16_bits, bf16_value, f16_bits, f16_value, f32_bits
 
 __all__ = ["KINDS", "operands"]
 
-KINDS = ("normal", "wide", "close", "cancel", "powers", "order", "subnormal", "special", "overflow")
+KINDS = ("normal", "wide", "close", "cancel", "powers", "order", "subnormal", "special", "overflow", "zeros")
 
 _Shape = tuple[int, int, int, int]
 
@@ -131,6 +131,19 @@ def _overflow(s: Stream, fmt: str, shape: _Shape, bits: _Codec, value: _Codec) -
     return a, b, c
 
 
+def _zeros(s: Stream, fmt: str, shape: _Shape, bits: _Codec, value: _Codec) -> _Matrices:
+    """Signed zeros and products so small that the result may be one: which sign does a zero get?"""
+    batch, m, n, k = shape
+    signs = np.array([0, 0x8000], dtype=np.uint16)
+    few = s.unit(batch, m, k) < s.choose(np.array([0.0, 0.1, 0.9]), batch, m, 1)
+    a = s.choose(signs, batch, m, k) ^ np.where(few, s.integers(1, 9, batch, m, k), 0).astype(np.uint16)
+    some = s.unit(batch, k, n) < s.choose(np.array([0.0, 0.3, 1.0]), batch, 1, n)
+    low, high = (-14, 2) if fmt == "f16" else (-30, 2)
+    b = np.where(some, bits(_floats(s, low, high, batch, k, n)), s.choose(signs, batch, k, n))
+    tiny = np.where(s.unit(batch, m, n) < 0.2, 2.0**-24 if fmt == "f16" else 2.0**-149, 0.0)
+    return a, b, s.signs(batch, m, n) * tiny
+
+
 _VALUES: dict[str, Callable[..., _Matrices]] = {
     "normal": _normal,
     "wide": _wide,
@@ -141,4 +154,5 @@ _VALUES: dict[str, Callable[..., _Matrices]] = {
     "subnormal": _subnormal,
     "special": _special,
     "overflow": _overflow,
+    "zeros": _zeros,
 }

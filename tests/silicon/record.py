@@ -97,7 +97,15 @@ def _run(cases: dict[str, Case], folder: Path, out: Path) -> int:
                 position += 1
         recording = Recording()
         for index, name in enumerate(names):
-            path = results / f"{index}.npz"
+            case, path = cases[name], results / f"{index}.npz"
+            if case.faults and name in problems:
+                recording.add(name, case.fingerprint(), [])
+                recording.faults[name] = problems.pop(name).partition(": ")[2]
+            elif case.faults:
+                problems[name] = "ran without an error"
+            elif path.exists():
+                with np.load(path) as stored:
+                    recording.add(name, case.fingerprint(), [stored[key] for key in sorted(stored.files)])
             if path.exists():
                 with np.load(path) as stored:
                     recording.add(
@@ -176,6 +184,8 @@ def _report(
     print(f"device: {recording.device}")
     for family, count in total.items():
         print(f"  {family:<12} {good[family]:>4} of {count}")
+    for name, fault in recording.faults.items():
+        print(f"  {name}: {fault}")
     for name, problem in problems.items():
         print(f"FAILED {name}: {problem}")
     print(f"{out}: {len(recording.outputs)} cases, {out.stat().st_size} bytes, {seconds:.1f} s")
@@ -188,6 +198,8 @@ def _merge(new: Path, old: Path) -> int:
     merged.device = added.device
     for name, outputs in added.outputs.items():
         merged.add(name, added.fingerprints[name], outputs)
+        if name in added.faults:
+            merged.faults[name] = added.faults[name]
     known = all_cases()
     for name in [name for name in merged.outputs if name not in known]:
         merged.drop(name)

@@ -1,0 +1,88 @@
+"""The emulator against recorded outputs of a GPU of compute capability 9.0, bit for bit.
+
+``tests/silicon/record.py`` makes the recording. A case whose PTX or inputs changed since is noticed by its fingerprint.
+"""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import swordfish.emulator as emulator
+from swordfish.runtime import LaunchConfig
+from tests.silicon.case import Arg, Array, Case, TensorMapSpec
+from tests.silicon.compare import differences, ulp_distance
+from tests.silicon.recording import Recording
+from tests.silicon.suite import all_cases
+
+CASES = all_cases()
+PATH = Path(__file__).parents[1] / "silicon" / "recorded" / "h200.xz"
+
+
+@functools.lru_cache(maxsize=1)
+def recording() -> Recording:
+    return Recording.load(PATH)
+
+
+def _argument(arg: Arg, args: list[Arg]) -> object:
+    if not isinstance(arg, TensorMapSpec):
+        return arg
+    return emulator.TensorMap(
+        tensor=args[arg.buffer],
+        dtype=arg.dtype.lower(),
+        dims=arg.dims,
+        strides=arg.strides,
+        box=arg.box,
+        element_strides=arg.element_strides,
+        swizzle=str(arg.swizzle) if arg.swizzle else "none",
+        fill="nan" if arg.nan_fill else "zero",
+    )
+
+
+def emulate(case: Case) -> list[Array]:
+    """Run a case with a schedule of its own and return its output buffers."""
+    args = [np.ascontiguousarray(a) if isinstance(a, np.ndarray) else a for a in case.inputs()]
+    launch = LaunchConfig(case.grid, case.block, case.cluster, case.shared_bytes)
+    report = emulator.run(
+        case.ptx,
+        case.entry,
+        [_argument(a, args) for a in args],
+        launch,
+        arch="sm_90a",
+        seed=zlib.crc32(case.name.encode()),
+    )
+    report.raise_on_findings()
+    return [np.asarray(args[i]) for i in case.outputs]
+
+
+def test_recording_belongs_to_this_suite() -> None:
+    stored = recording()
+    assert set(stored.outputs) == set(CASES)
+    stale = [name for name, case in CASES.items() if stored.fingerprints[name] != case.fingerprint()]
+    assert stale == []
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_agrees_with_silicon(name: str) -> None:
+    case = CASES[name]
+    recorded = recording().outputs[name][: len(case.outputs)]
+    assert differences(case, recorded, emulate(case)) == []
+
+
+def test_comparison_sees_one_bit() -> None:
+    case = CASES["convert/f32.half.near"]
+    recorded = recording().outputs[case.name]
+    changed = [recorded[0].copy()]
+    changed[0][3, 17] ^= 1
+    assert len(differences(case, recorded, changed)) == 1
+    assert differences(case, recorded, recorded) == []
+
+
+def test_ulp_distance() -> None:
+    a = np.array([0x3F800000, 0x00000001, 0x7FC00000, 0x7FC00000], dtype=np.uint32)
+    b = np.array([0x3F800002, 0x80000001, 0x7F800001, 0x3F800000], dtype=np.uint32)
+    assert ulp_distance(a, b).tolist() == [2, 2, 0, 1 << 40]
