@@ -13,6 +13,7 @@ Importing this package brings neither a compiler nor CUDA with it. ``docs/runtim
 from swordfish.runtime.artifact import Artifact, ArtifactMetadata
 from swordfish.runtime.backend import Emulation, active_emulation, emulate
 from swordfish.runtime.cache import CacheInfo, cache_directory, default_cache
+from swordfish.runtime.cute import CuteSource
 from swordfish.runtime.device import KNOWN_ARCHS, DeviceProps, arch_for_capability, check_arch, device_props
 from swordfish.runtime.driver import DriverError
 from swordfish.runtime.launch import Kernel, LaunchConfig, PreparedLaunch
@@ -25,6 +26,7 @@ __all__ = [
     "Artifact",
     "ArtifactMetadata",
     "CacheInfo",
+    "CuteSource",
     "DeviceProps",
     "DriverError",
     "Emulation",

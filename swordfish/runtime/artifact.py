@@ -26,9 +26,10 @@ class ArtifactMetadata:
     """Facts about a compiled kernel, known without a driver.
 
     ``registers`` per thread; ``spill_bytes`` per thread (spill stores plus loads as ptxas counts them);
-    ``local_bytes`` of stack per thread, spills included; ``shared_bytes`` of static shared memory per CTA;
-    ``max_threads`` per CTA (0: not bounded by the kernel); ``param_sizes`` in bytes, in order; ``toolchain``
-    names every compiler and its version.
+    ``local_bytes`` of stack per thread, spills included; ``shared_bytes`` of static and
+    ``dynamic_shared_bytes`` of dynamic shared memory per CTA (0 where the compiler leaves the latter to the
+    launch); ``max_threads`` per CTA (0: not bounded by the kernel); ``param_sizes`` in bytes, in order;
+    ``toolchain`` names every compiler and its version.
     """
 
     entry: str
@@ -37,6 +38,7 @@ class ArtifactMetadata:
     spill_bytes: int
     local_bytes: int
     shared_bytes: int
+    dynamic_shared_bytes: int
     max_threads: int
     param_sizes: tuple[int, ...]
     toolchain: dict[str, str]

@@ -83,10 +83,10 @@ class ArtifactCache:
         self._problem: str | None = None
         self._write_warned = False
 
-    def get(self, key: bytes, *, entry: str, arch: str) -> Artifact | None:
+    def get(self, key: bytes, *, arch: str) -> Artifact | None:
         """The artifact stored under ``key``, or ``None``.
 
-        A damaged entry, or one that holds another kernel or another architecture, is removed and is a miss.
+        A damaged entry, or one of another architecture, is removed and is a miss.
         """
         store = self._open()
         if store is None:
@@ -99,7 +99,7 @@ class ArtifactCache:
             artifact = Artifact.from_bytes(blob)
         except DamagedArtifactError:
             artifact = None
-        if artifact is None or (artifact.metadata.entry, artifact.metadata.arch) != (entry, arch):
+        if artifact is None or artifact.metadata.arch != arch:
             with contextlib.suppress(KeyError, OSError):
                 del store[key]
             return None

@@ -63,6 +63,7 @@ def compile_source(source: KernelSource, arch: str) -> Artifact:
         spill_bytes=_spill_bytes(log.getvalue(), source.entry),
         local_bytes=info.local_bytes,
         shared_bytes=info.shared_bytes,
+        dynamic_shared_bytes=0,
         max_threads=info.max_threads,
         param_sizes=info.param_sizes,
         toolchain=nvrtc_toolchain(),

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 __all__ = ["CubinInfo", "read_cubin"]
 
 _MAX_THREADS = 0x05
+_REQUIRED_THREADS = 0x10
 _FRAME_SIZE = 0x11
 _KPARAM_INFO = 0x17
 _REGCOUNT = 0x2F
@@ -74,7 +75,7 @@ def _read(cubin: bytes, entry: str) -> CubinInfo:
                 local_bytes = value
     params: dict[int, int] = {}
     for attribute, payload in _records(sections[f".nv.info.{entry}"].data):
-        if attribute == _MAX_THREADS:
+        if attribute in (_MAX_THREADS, _REQUIRED_THREADS):
             x, y, z = struct.unpack_from("<III", payload)
             max_threads = x * y * z
         elif attribute == _KPARAM_INFO:

@@ -89,7 +89,8 @@ class Kernel:
 
     def __repr__(self) -> str:
         metadata = self.artifact.metadata
-        return f"Kernel({metadata.entry}, {metadata.arch}, {metadata.registers} registers)"
+        entry = metadata.entry if len(metadata.entry) <= 48 else metadata.entry[:45] + "..."
+        return f"Kernel({entry}, {metadata.arch}, {metadata.registers} registers)"
 
     def launch(self, config: LaunchConfig, args: Sequence[Argument], stream: Any = None) -> None:
         """Launch on the device of the tensors in ``args``; see :class:`PreparedLaunch` for arguments and

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from swordfish.errors import ArgumentError
 from swordfish.runtime.artifact import Artifact
 from swordfish.runtime.cache import content_key, default_cache
+from swordfish.runtime.cute import keep_workers
 from swordfish.runtime.device import check_arch
 from swordfish.runtime.launch import Kernel
 
@@ -24,10 +25,6 @@ __all__ = ["Source", "compile_many", "forget_kernels", "get_artifact", "get_kern
 class Source(Protocol):
     """What can be compiled: :class:`~swordfish.runtime.source.KernelSource` and
     :class:`~swordfish.runtime.cute.CuteSource`. Hashable and picklable."""
-
-    @property
-    def entry(self) -> str:
-        """Name of the kernel in the compiled code."""
 
     def identity(self) -> dict[str, Any]:
         """Everything that the code depends on besides architecture and toolchain, as plain JSON values."""
@@ -58,7 +55,7 @@ def get_artifact(source: Source, arch: str) -> Artifact:
     """
     check_arch(arch)
     cache, key = default_cache(), kernel_key(source, arch)
-    artifact = cache.get(key, entry=source.entry, arch=arch)
+    artifact = cache.get(key, arch=arch)
     if artifact is None:
         artifact = source.compile(arch)
         cache.put(key, artifact)
@@ -107,7 +104,8 @@ def compile_many(
     if workers is not None and workers < 1:
         raise ArgumentError("workers", workers, "1 or more")
     wanted = list(requests)
-    with ThreadPoolExecutor(workers or os.cpu_count() or 1, thread_name_prefix="swordfish-compile") as pool:
+    pool_size = workers or os.cpu_count() or 1
+    with keep_workers(), ThreadPoolExecutor(pool_size, "swordfish-compile") as pool:
         futures = {request: pool.submit(get_artifact, *request) for request in dict.fromkeys(wanted)}
         artifacts = []
         for source, arch in wanted:
