@@ -124,7 +124,7 @@ def _contender(session: Session, chain: Chain, x: torch.Tensor, row: dict[str, A
     estimate = sum(estimate_us(w.problem.packed_bytes, 0) for w in chain.weights)
     layers = launches_per_graph(len(chain.layers), estimate)
     row |= {"bytes": chain.layer_bytes, "buffers": len(chain.layers), "layers": layers}
-    if adapter.checked:
+    if adapter.computes:
         for out in chain.outputs:
             out.fill_(float("nan"))
         chain.forward(x, 1)
@@ -134,7 +134,7 @@ def _contender(session: Session, chain: Chain, x: torch.Tensor, row: dict[str, A
             row["error"] = f"wrong result: {verdict.message}"
             return None
     graph, _ = backend.capture([lambda: chain.forward(x, layers)], 1)
-    if adapter.checked:
+    if adapter.computes:
         for result in chain.last:
             result.fill_(float("nan"))
         backend.replay(graph)

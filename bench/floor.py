@@ -152,7 +152,7 @@ class Floor(Adapter):
     """Reads a buffer as long as the packed weight. With ``programmatic``, consecutive launches overlap (*pdl
     floor*)."""
 
-    checked = False
+    computes = False
 
     def __init__(self, programmatic: bool = False) -> None:
         self.name = "pdl-floor" if programmatic else "floor"

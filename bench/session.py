@@ -128,24 +128,25 @@ class Session:
         """Time every implementation and floor on one weight for each M."""
         self.tune_floors(problem.packed_bytes, problem.shape.name)
         weight = random_weight(problem, self.device)
+        floors = [self.load(floor, functools.partial(floor.prepare, weight)) for floor in self.floors]
         loaded = [
             self.load(adapter, functools.partial(adapter.prepare, weight))
-            for adapter in [*self.floors, *self.adapters]
+            if any(adapter.supports(problem, m) is None for m in ms)
+            else Loaded(adapter)
+            for adapter in self.adapters
         ]
-        floor_graphs: dict[str, tuple[Any, int]] = {}
+        readers = [self._floor(entry) for entry in floors]
         for m in ms:
             x = activations(m, problem, self.device)
             out = torch.empty(m, problem.shape.n, dtype=x.dtype, device=self.device)
             exact = reference(weight, x)
-            rows: dict[str, dict[str, Any]] = {}
-            contenders: list[Contender] = []
+            rows = {entry.adapter.name: self._row(problem, m, entry) for entry in [*floors, *loaded]}
+            contenders = []
+            for floor, reader in zip(self.floors, readers, strict=True):
+                rows[floor.name] |= {"launches": reader.units, "config": floor.describe(problem, m)}
+                contenders.append(reader)
             for entry in loaded:
-                row = self._row(problem, m, entry)
-                rows[entry.adapter.name] = row
-                row["error"], row["skipped"] = entry.error, entry.adapter.supports(problem, m) or ""
-                if row["error"] or row["skipped"]:
-                    continue
-                contender = self._contender(entry, x, out, exact, row, floor_graphs, problem)
+                contender = self._contender(entry, problem, x, out, exact, rows[entry.adapter.name])
                 if contender is not None:
                     contenders.append(contender)
             del exact
@@ -159,44 +160,49 @@ class Session:
         row = {"kind": "linear", "shape": shape["name"], "k": shape["k"], "n": shape["n"], "m": m, **settings}
         return row | {
             "impl": entry.adapter.name,
+            "config": "",
             "us": None,
             "bytes": entry.size,
             "packed_bytes": problem.packed_bytes,
             "buffers": len(entry.states),
+            "skipped": entry.adapter.supports(problem, m) or "",
+            "error": entry.error,
         }
+
+    def _floor(self, entry: Loaded) -> Contender:
+        if entry.error:
+            raise RuntimeError(f"the floor failed: {entry.error}")
+        nothing = torch.empty(0, device=self.device)
+        launches = launches_per_graph(len(entry.states), estimate_us(entry.size, 0))
+        calls = calls_of(entry, nothing, nothing)
+        graph, _ = self.backend.capture(calls, launches // len(calls))
+        return Contender(entry.adapter.name, graph, launches)
 
     def _contender(
         self,
         entry: Loaded,
+        problem: Problem,
         x: torch.Tensor,
         out: torch.Tensor,
         exact: torch.Tensor,
         row: dict[str, Any],
-        floor_graphs: dict[str, tuple[Any, int]],
-        problem: Problem,
     ) -> Contender | None:
-        name = entry.adapter.name
+        if row["skipped"] or row["error"]:
+            return None
+        flops = 2.0 * x.shape[0] * problem.shape.k * problem.shape.n
+        row["launches"] = launches_per_graph(len(entry.states), estimate_us(entry.size, flops))
         try:
-            if not entry.adapter.checked:
-                if name not in floor_graphs:
-                    launches = launches_per_graph(len(entry.states), estimate_us(entry.size, 0))
-                    calls = calls_of(entry, x, out)
-                    floor_graphs[name] = (self.backend.capture(calls, launches // len(calls))[0], launches)
-                graph, launches = floor_graphs[name]
-            else:
-                flops = 2.0 * x.shape[0] * problem.shape.k * problem.shape.n
-                launches = launches_per_graph(len(entry.states), estimate_us(entry.size, flops))
-                repeats = launches // len(entry.states)
-                verdict, graph = verify_and_capture(entry, x, out, exact, self.backend, repeats)
-                row["check"] = verdict.to_dict()
-                if graph is None:
-                    row["error"] = f"wrong result: {verdict.message}"
-                    return None
-            row |= {"launches": launches, "config": entry.adapter.describe(problem, x.shape[0])}
-            return Contender(name, graph, launches)
+            repeats = row["launches"] // len(entry.states)
+            verdict, graph = verify_and_capture(entry, x, out, exact, self.backend, repeats)
+            row["config"] = entry.adapter.describe(problem, x.shape[0])
         except Exception as error:  # see load()
             row["error"] = failure(error)
             return None
+        row["check"] = verdict.to_dict()
+        if graph is None:
+            row["error"] = f"wrong result: {verdict.message}"
+            return None
+        return Contender(entry.adapter.name, graph, row["launches"])
 
     def _time(self, contenders: Sequence[Contender], rows: dict[str, dict[str, Any]]) -> None:
         if not contenders:

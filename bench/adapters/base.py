@@ -17,8 +17,8 @@ class Adapter:
     """One implementation. A *state* is its own form of a weight: tensors in a dict, list or dataclass."""
 
     name = ""
-    checked = True
-    """False for an implementation that computes nothing (a floor)."""
+    computes = True
+    """False for a floor, which has no result to check."""
 
     def available(self) -> str | None:
         """``None`` if it can run here, else the reason why not. Must not raise."""
