@@ -10,7 +10,7 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,10 +32,16 @@ class Case:
     scheme: str
     times: dict[str, float]
     problems: dict[str, str]
+    flops: float = 0.0
 
     def over_floor(self, impl: str) -> float | None:
         """Time of ``impl`` over the plain floor."""
         return _ratio(self.times.get(impl), self.times.get("floor"))
+
+    def tflops(self, impl: str) -> float | None:
+        """TFLOP/s of a single launch: 2 M N K over the time. A floor computes nothing."""
+        us = self.times.get(impl)
+        return self.flops / us / 1e6 if us and impl not in FLOORS else None
 
     def best_peer(self, subject: str) -> str | None:
         """The fastest implementation that is neither the subject, nor a variant of it, nor a floor."""
@@ -93,9 +99,9 @@ def cases(documents: Sequence[dict[str, Any]]) -> list[Case]:
             times = {row["impl"]: float(row["us"]) for row in rows if row["us"] is not None}
             reasons = {row["impl"]: row.get("error") or row.get("skipped") or "" for row in rows}
             problems = {impl: reason for impl, reason in reasons.items() if reason}
-            case = Case(
-                rows[0]["kind"], rows[0]["shape"], rows[0]["m"], scheme_name(rows[0]), times, problems
-            )
+            first = rows[0]
+            flops = 2.0 * first["m"] * first.get("k", 0) * first.get("n", 0)
+            case = Case(first["kind"], first["shape"], first["m"], scheme_name(first), times, problems, flops)
             found[(*key, frozenset(reasons))] = case
     return list(found.values())
 
@@ -204,14 +210,25 @@ def _published(peers: dict[str, Any] | None) -> dict[tuple[str, int], dict[str, 
     return found
 
 
-def plot(documents: Sequence[dict[str, Any]], path: Path, scheme: str | None = None) -> None:
-    """Time over the plain floor against M, one panel per shape, written in the format of ``path``'s suffix.
+METRICS: dict[str, tuple[str, Callable[[Case, str], float | None]]] = {
+    "floor": ("time over the cold-read floor", Case.over_floor),
+    "tflops": ("TFLOP/s", Case.tflops),
+}
+"""What can be plotted: the axis title and the value of one implementation."""
+
+
+def plot(
+    documents: Sequence[dict[str, Any]], path: Path, scheme: str | None = None, metric: str = "floor"
+) -> None:
+    """A figure against M, one panel per shape, in the format of ``path``'s suffix: time over the plain floor,
+    or with ``metric="tflops"`` the rate.
 
     Raises ``ValueError`` if no single launch was timed with ``scheme`` (default: the first one found).
     """
     import matplotlib
 
     matplotlib.use("Agg")
+    matplotlib.rcParams["svg.fonttype"] = "none"  # text stays text
     from matplotlib import pyplot
 
     single = [case for case in cases(documents) if case.kind == "linear"]
@@ -220,24 +237,36 @@ def plot(documents: Sequence[dict[str, Any]], path: Path, scheme: str | None = N
     if not selected:
         raise ValueError(f"scheme={scheme!r} is not allowed: expected one that was timed")
     shapes = list(dict.fromkeys(case.shape for case in selected))
+    title, value = METRICS[metric]
     names = [name for name in _implementations(selected) if name != "floor"]
     columns = min(4, len(shapes))
     rows = math.ceil(len(shapes) / columns)
     figure, axes = pyplot.subplots(
-        rows, columns, figsize=(4 * columns, 3.2 * rows), squeeze=False, sharex=True, layout="constrained"
+        rows,
+        columns,
+        figsize=(4 * columns, 3.2 * rows),
+        squeeze=False,
+        sharex=True,
+        sharey=True,
+        layout="constrained",
     )
     for axis, shape in zip(axes.flat, shapes, strict=False):
         group = sorted((case for case in selected if case.shape == shape), key=lambda case: case.m)
         for position, name in enumerate(names):
-            points = [(case.m, over) for case in group if (over := case.over_floor(name)) is not None]
+            points = [(case.m, y) for case in group if (y := value(case, name)) is not None]
             if points:
                 axis.plot(*zip(*points, strict=True), marker="o", ms=3, color=f"C{position}", label=name)
-        axis.axhline(1.0, color="black", lw=0.8, ls=":")
-        axis.set(title=shape, xscale="log", yscale="log", xlabel="M")
-        axis.grid(alpha=0.3, which="both")
+        if metric == "floor":
+            axis.axhline(1.0, color="black", lw=0.8, ls=":")
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log", base=2)
+        axis.xaxis.set_major_formatter("{x:g}")
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.set(title=shape, xlabel="M")
+        axis.grid(alpha=0.3)
     for axis in axes.flat[len(shapes) :]:
         axis.set_visible(False)
-    axes[0][0].set_ylabel("time over the cold-read floor")
+    axes[0][0].set_ylabel(title)
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels) or 1)
     figure.suptitle(f"{documents[0]['device']['name']}, {scheme}")
@@ -253,6 +282,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--peers", type=Path, help="JSON with a list 'linear' of {shape, m, impl, us}")
     parser.add_argument("--markdown", type=Path, help="write the tables here instead of printing them")
     parser.add_argument("--plot", type=Path, help="write a figure: .svg, .png or .pdf")
+    parser.add_argument("--metric", choices=tuple(METRICS), default="floor", help="what the figure shows")
     options = parser.parse_args(argv)
     try:
         documents = load(options.files)
@@ -265,7 +295,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         print(text, end="")
     if options.plot:
-        plot(documents, options.plot)
+        plot(documents, options.plot, metric=options.metric)
     return 0
 
 

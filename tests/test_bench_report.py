@@ -111,6 +111,14 @@ def test_command_writes_tables_and_a_figure(tmp_path, capsys):
         plot(load([source]), tmp_path / "u.svg", scheme="int8 g128 float16")
 
 
+def test_rates(tmp_path):
+    rows = [_row("floor", "a", 8, 4.0, k=1000, n=500), _row("swordfish", "a", 8, 2.0, k=1000, n=500)]
+    (case,) = cases([_document(rows)])
+    assert case.tflops("swordfish") == pytest.approx(4.0) and case.tflops("floor") is None
+    plot([_document(rows)], tmp_path / "r.svg", metric="tflops")
+    assert "TFLOP/s" in (tmp_path / "r.svg").read_text()
+
+
 def test_other_files_are_refused(tmp_path):
     other = tmp_path / "y.json"
     other.write_text("[]")
