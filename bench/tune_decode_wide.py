@@ -1,0 +1,269 @@
+"""Time many configurations of the wide decode kernel on one GPU and keep the best per shape and M.
+
+    python -m bench.tune_decode_wide --shapes 8b.o,8b.down --m 16,32,64 --most 16 --out wide.json
+
+A process pool compiles first. One child process then checks every configuration against the fp64 product, per
+column, and times it as `bench.sweep_decode` does; a child that makes no progress for a few seconds is killed
+and the next one goes on behind the configuration that hung.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import multiprocessing as mp
+import queue
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from bench.shapes import SHAPES
+from bench.sweep_decode import Operands
+from swordfish.decode.wide import WideConfig
+from swordfish.errors import ArgumentError
+from swordfish.runtime.device import DeviceProps
+from swordfish.scheme import Scheme
+
+BUCKETS = (16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256)
+PATIENCE = 8.0
+START = 60.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """One shape and M with the configurations to time."""
+
+    name: str
+    m: int
+    k: int
+    n: int
+    configs: tuple[WideConfig, ...]
+
+
+def registers_needed(config: WideConfig) -> int:
+    """A little less than what the compiler was seen to need: sums, fragments, words and addresses."""
+    sets = 1 if config.in_place else 2
+    return sets * config.tiles * config.tokens // 2 + 32 + 8 * config.tiles + 22
+
+
+def estimate(config: WideConfig, k: int, n: int, bits: int, sms: int) -> float:
+    """Microseconds by a crude model: the slowest of DRAM, L2 and tensor cores, the last with uneven CTAs."""
+    tiles = -(-n // config.columns)
+    ctas = tiles * config.split
+    weights = k * n * bits / 8
+    dram = weights / 4.2e6
+    l2 = (weights + tiles * config.tokens * k * 2) / 6.0e6
+    uneven = math.ceil(ctas / sms) * sms / ctas
+    tensor = uneven * (n / 64) * (k / 16) / sms * max(14, config.tokens / 2) / 1600
+    return (
+        max(dram, l2, tensor)
+        + 0.5 * min(dram, tensor) / config.warpgroups / config.min_ctas
+        + 0.05 * config.split
+    )
+
+
+def candidates(scheme: Scheme, m: int, k: int, n: int, props: DeviceProps, wgmma: bool) -> list[WideConfig]:
+    """Configurations worth timing: for every cut of the machine its most promising splits, then variants of those."""
+    tokens = next(b for b in BUCKETS if b >= m)
+    ranked: list[tuple[float, WideConfig]] = []
+    for tiles, groups, ctas, in_place in itertools.product(
+        (1, 2, 4), (1, 2, 3, 4, 5), (1, 2, 3, 4), (False, True)
+    ):
+        if groups * ctas not in (2, 3, 4, 5, 6) or tiles * groups > 4 + (groups == 5):
+            continue
+        if in_place and (tokens < 32 or scheme.zeros == "offset"):
+            continue
+        found = []
+        for split, stage_k, refill in itertools.product(range(1, 9), (128, 256), (0, 1)):
+            config = WideConfig(
+                tokens, tiles, groups, stage_k, 2, 3, split, ctas, False, wgmma, in_place, refill
+            )
+            if registers_needed(config) > config.registers:
+                continue
+            grid = -(-n // config.columns) * split
+            waves = 1 if split > 1 else 4  # CTAs of one wave after the other only without clusters
+            if grid > waves * props.sm_count * ctas or grid < 0.7 * props.sm_count:
+                continue
+            room = min(props.smem_per_cta, props.smem_per_sm // ctas - props.smem_reserved)
+            fits = None
+            for overlay, token_slots, slots in itertools.product((False, True), (4, 3), (8, 7, 6, 5, 4)):
+                fits = replace(config, weight_slots=slots, token_slots=token_slots, overlay=overlay)
+                if fits.shared_bytes(scheme) <= room:
+                    break
+                fits = None
+            if fits is None:
+                continue
+            try:
+                fits.check(scheme, k, n, props)
+            except ArgumentError:
+                continue
+            cost = estimate(fits, k, n, scheme.bits, props.sm_count)
+            found.append((cost * (1.03 if stage_k == 256 else 1.0) * (1.01 if refill == 0 else 1.0), fits))
+        found.sort(key=lambda item: item[0])
+        ranked += [(cost * (1 + 0.08 * rank), config) for rank, (cost, config) in enumerate(found)]
+    ranked.sort(key=lambda item: item[0])
+    return [config for _, config in ranked]
+
+
+def parse_config(text: str) -> WideConfig:
+    """``tokens=64,tiles=2,split=4`` as a configuration."""
+    return WideConfig(**{name: int(value) for name, value in (part.split("=") for part in text.split(","))})
+
+
+def build(item: tuple[WideConfig, Scheme, int, int]) -> str | None:
+    """Compile one configuration into the disk cache; a message if it spills or fails."""
+    from swordfish.runtime import get_artifact
+
+    config, scheme, k, n = item
+    try:
+        artifact = get_artifact(config.source(scheme, k, n, bias=False), "sm_90a")
+    except Exception as error:
+        return f"{config}: {error}"[:400]
+    spilled = artifact.metadata.spill_bytes
+    return f"{config}: spills {spilled} bytes" if spilled else None
+
+
+def run_child(scheme: Scheme, jobs: list[Job], results: Any, start: int) -> None:
+    """Check and time the configurations from flat index ``start`` on."""
+    from swordfish.runtime import get_kernel
+
+    at = 0
+    for job in jobs:
+        if at + len(job.configs) <= start:
+            at += len(job.configs)
+            continue
+        operands = Operands(scheme, job.m, job.k, job.n)
+        for config in job.configs:
+            at += 1
+            if at <= start:
+                continue
+            results.put(("start", at - 1, None))
+            try:
+                launch = get_kernel(config.source(scheme, job.k, job.n, bias=False), "sm_90a").prepare(
+                    config.launch_config(scheme, job.m, job.k, job.n)
+                )
+
+                def call(
+                    i: int, launch: Any = launch, config: WideConfig = config, o: Operands = operands
+                ) -> torch.Tensor:
+                    launch(config.arguments(o.words[i], o.scales[i], o.zeros[i], o.x, None, o.out))
+                    return o.out
+
+                error, rounding = operands.error(call)
+                value = {"error": error} if error else {"us": operands.time(call), "rounding": rounding}
+                results.put(("done", at - 1, value))
+            except Exception as failure:
+                results.put(("done", at - 1, {"error": repr(failure)[:200]}))
+                if (
+                    "illegal" in repr(failure)
+                    or "unspecified" in repr(failure)
+                    or "misaligned" in repr(failure)
+                ):
+                    return  # the context is lost
+        del operands
+    results.put(("end", at, None))
+
+
+def sweep(scheme: Scheme, jobs: list[Job], deadline: float) -> dict[int, dict[str, Any]]:
+    """Results by flat index; configurations that were not reached are absent."""
+    context = mp.get_context("spawn")
+    total = sum(len(job.configs) for job in jobs)
+    found: dict[int, dict[str, Any]] = {}
+    start = 0
+    while start < total and time.time() < deadline:
+        results = context.Queue()
+        child = context.Process(target=run_child, args=(scheme, jobs, results, start), daemon=True)
+        child.start()
+        patience = START
+        while time.time() < deadline:
+            try:
+                kind, index, value = results.get(timeout=patience)
+            except queue.Empty:
+                found[start] = {"error": "hang" if child.is_alive() else "child died"}
+                start += 1
+                break
+            if kind == "end":
+                start = total
+                break
+            start = index if kind == "start" else index + 1
+            # Between configurations the next shape's operands may have to be made.
+            patience = PATIENCE if kind == "start" else START
+            if kind == "done":
+                found[index] = value
+                if not child.is_alive() and results.empty():
+                    break
+        child.kill()
+        child.join(5)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shapes", default=",".join(SHAPES))
+    parser.add_argument("--m", default="16,32,48,64,96,128")
+    parser.add_argument("--bits", type=int, default=4)
+    parser.add_argument("--group", type=int, default=128)
+    parser.add_argument("--zeros", default="none")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--most", type=int, default=16, help="configurations per shape and M")
+    parser.add_argument(
+        "--config", action="append", default=[], help="tokens=64,tiles=2,...: time only these"
+    )
+    parser.add_argument("--mma", action="store_true", help="products by mma.sync")
+    parser.add_argument("--seconds", type=float, default=300)
+    parser.add_argument("--jobs", type=int, default=15)
+    parser.add_argument("--top", type=int, default=5)
+    parser.add_argument("--out", required=True)
+    args = parser.parse_args()
+
+    began = time.time()
+    scheme = Scheme(args.bits, args.group, args.dtype, args.zeros)
+    props = DeviceProps.for_target("sm_90a")
+    explicit = [parse_config(text) for text in args.config]
+    jobs = []
+    for name in args.shapes.split(","):
+        k, n = SHAPES[name].k, SHAPES[name].n
+        for m in map(int, args.m.split(",")):
+            if explicit:
+                tokens = min((c.tokens for c in explicit if c.tokens >= m), default=0)
+                configs = [c for c in explicit if c.tokens == tokens]
+            else:
+                configs = candidates(scheme, m, k, n, props, not args.mma)[: args.most]
+            jobs.append(Job(name, m, k, n, tuple(configs)))
+    items = list(dict.fromkeys((c, scheme, j.k, j.n) for j in jobs for c in j.configs))
+    with ProcessPoolExecutor(args.jobs, mp_context=mp.get_context("spawn")) as pool:
+        problems = [text for text in pool.map(build, items, chunksize=2) if text]
+    print(
+        f"{len(items)} kernels compiled in {time.time() - began:.0f} s, {len(problems)} with problems",
+        flush=True,
+    )
+    for text in problems[:12]:
+        print("  ", text)
+
+    found = sweep(scheme, jobs, began + args.seconds)
+    at, table = 0, []
+    for job in jobs:
+        rows = [{"config": str(c), **found[i]} for i, c in enumerate(job.configs, at) if i in found]
+        at += len(job.configs)
+        table.append({"shape": job.name, "m": job.m, "k": job.k, "n": job.n, "rows": rows})
+        good = sorted((r for r in rows if "us" in r), key=lambda r: r["us"])
+        bad = [r for r in rows if "us" not in r]
+        print(f"{job.name:12s} M={job.m:<3d} {len(good)} timed, {len(bad)} bad, of {len(job.configs)}")
+        for row in good[: args.top]:
+            print(f"    {row['us']:7.2f} us  x{row['rounding']:.3f}  {row['config']}")
+        for row in bad[:3]:
+            print(f"    BAD {row['error']}  {row['config']}")
+    with open(args.out, "w") as file:
+        json.dump(table, file)
+    print(f"{time.time() - began:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

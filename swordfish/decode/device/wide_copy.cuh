@@ -1,0 +1,36 @@
+// Copies of the wide kernel. They are predicated inside the instruction: a branch between two warpgroup products makes the compiler
+// serialise them.
+#pragma once
+#include "ptx.cuh"
+
+SF_DEVICE void barrier_expect_if(bool go, u32 bar, u32 bytes) {
+  asm volatile(
+      "{\n\t.reg .pred go;\n\tsetp.ne.u32 go, %2, 0;\n\t"
+      "@go mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n\t}" ::"r"(bar), "r"(bytes), "r"((u32)go) : "memory");
+}
+
+SF_DEVICE void bulk_load_if(bool go, u32 dst, const void* src, u32 bytes, u32 bar, u64 policy) {
+  asm volatile(
+      "{\n\t.reg .pred go;\n\tsetp.ne.u32 go, %5, 0;\n\t"
+      "@go cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;\n\t}" ::"r"(dst), "l"(src), "r"(bytes), "r"(bar), "l"(policy), "r"((u32)go) : "memory");
+}
+
+// 16 bytes per lane straight to shared memory, at an address of its own: the swizzle costs nothing. bytes = 0 writes zeros and reads nothing.
+SF_DEVICE void copy_async_if(bool go, u32 dst, const void* src, u32 bytes) {
+  asm volatile(
+      "{\n\t.reg .pred go;\n\tsetp.ne.u32 go, %3, 0;\n\t"
+      "@go cp.async.cg.shared.global [%0], [%1], 16, %2;\n\t}" ::"r"(dst), "l"(src), "r"(bytes), "r"((u32)go) : "memory");
+}
+
+// Makes what this thread wrote to shared memory visible to products that read it through a descriptor.
+SF_DEVICE void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+SF_DEVICE void cta_sync() { asm volatile("bar.sync 0;" ::: "memory"); }
+
+SF_DEVICE void store_u16(u32 address, u16 v) { asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(v) : "memory"); }
+
+// All CTAs of the cluster have come this far, and what they did to their shared memory before is done.
+SF_DEVICE void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}

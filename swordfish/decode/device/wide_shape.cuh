@@ -1,0 +1,76 @@
+// Sizes of the wide kernel, all known when it is compiled, and where a lane's rows lie.
+//
+// Weight columns are the rows of operand A: a warpgroup owns SF_TILES m64 tiles, a warp one m16 row block of each. A lane's 16 bytes
+// (int4) or 32 bytes (int8) of a k16 slice hold four such row blocks, j = 0..3; with fewer than four tiles a warp reads only a part of
+// them, and lanes of different row pairs read different parts (first_word), so that a load never meets a bank conflict (int4).
+#pragma once
+#include "ptx.cuh"
+
+constexpr int TOKENS = SF_TOKENS;
+constexpr int TILES = SF_TILES;
+constexpr int WARPS = 4 * SF_WARPGROUPS;
+constexpr int THREADS = 32 * WARPS;
+constexpr int COLUMNS = 64 * TILES * SF_WARPGROUPS;
+constexpr int N_BLOCKS = (SF_N + 63) / 64;
+constexpr int K_BLOCKS = (SF_K + 63) / 64;
+
+constexpr int STAGE_K = SF_STAGE_K;
+constexpr int STAGE_BLOCKS = STAGE_K / 64;
+constexpr int STAGES = (K_BLOCKS + STAGE_BLOCKS - 1) / STAGE_BLOCKS;
+constexpr int WEIGHT_SLOTS = SF_WEIGHT_SLOTS;
+constexpr int TOKEN_SLOTS = SF_TOKEN_SLOTS;
+
+constexpr int BLOCK_BYTES = 512 * SF_BITS;  // k64 x n64
+constexpr int SLICE_BYTES = BLOCK_BYTES / 4;  // k16 x n64
+constexpr int LANE_WORDS = SF_BITS / 4;  // of one m16k16 fragment
+
+// A segment is the longest run of k with one scale that divides both the stage and the group: sums are folded once per segment.
+SF_DEVICE constexpr int common_divisor(int a, int b) { return b ? common_divisor(b, a % b) : a; }
+constexpr bool CHANNELWISE = SF_GROUP == 0;
+constexpr int SEGMENT = CHANNELWISE ? STAGE_K : common_divisor(SF_GROUP, STAGE_K);
+constexpr int SEGMENTS = STAGE_K / SEGMENT;
+constexpr int GROUPS = CHANNELWISE ? 1 : (SF_K + SF_GROUP - 1) / SF_GROUP;
+constexpr int SCALE_ROWS = CHANNELWISE ? 0 : SEGMENTS;  // staged with the weights; a single row is staged once
+
+// Shared memory: tokens, weights with their scales and zero points, partial sums of the cluster, one scale row, bias, barriers.
+constexpr int TOKEN_SLOT_BYTES = TOKENS * STAGE_K * 2;
+constexpr int PANEL_BYTES = TOKENS * 128;  // 64 k of every token, 128-byte rows, swizzled
+constexpr int WEIGHT_BYTES = COLUMNS / 64 * STAGE_BLOCKS * BLOCK_BYTES;
+constexpr int SCALE_ROW_BYTES = COLUMNS * 2;
+constexpr int PARAMETER_ROWS = SF_ZEROS == 0 ? 1 : 2;  // scales, zero points
+constexpr int WEIGHT_SLOT_BYTES = WEIGHT_BYTES + PARAMETER_ROWS * SCALE_ROWS * SCALE_ROW_BYTES;
+constexpr int SLICES = TILES * TOKENS / 8;  // 16-byte fragments of sums a lane holds
+constexpr int SLICES_OWNED = (SLICES + SF_SPLIT - 1) / SF_SPLIT;
+constexpr int EXCHANGE_BYTES = SF_SPLIT == 1 ? 0 : SF_WARPGROUPS * SF_SPLIT * SLICES_OWNED * 2048;
+
+constexpr int WEIGHTS_AT = TOKEN_SLOTS * TOKEN_SLOT_BYTES;
+constexpr int RINGS_END = WEIGHTS_AT + WEIGHT_SLOTS * WEIGHT_SLOT_BYTES;
+constexpr int EXCHANGE_AT = SF_OVERLAY ? 0 : RINGS_END;
+constexpr int ROW_AT = EXCHANGE_AT + EXCHANGE_BYTES > RINGS_END ? EXCHANGE_AT + EXCHANGE_BYTES : RINGS_END;
+constexpr int BIAS_AT = ROW_AT + (CHANNELWISE ? PARAMETER_ROWS * SCALE_ROW_BYTES : 0);
+constexpr int BARRIERS_AT = BIAS_AT + SCALE_ROW_BYTES;
+constexpr int SHARED_BYTES = BARRIERS_AT + 8 * (WEIGHT_SLOTS + SF_WARPGROUPS);
+static_assert(SHARED_BYTES == SF_SHARED_BYTES, "the host and the kernel disagree about shared memory");
+
+struct Place {
+  int lane, warp, c, t;  // c = row, t = column pair of the lane in an 8x8 matrix
+  int group;             // warpgroup
+  int block;             // n64 block inside the CTA
+  int part;              // first of the warp's row blocks inside it
+};
+
+SF_DEVICE Place place() {
+  Place p;
+  p.lane = threadIdx.x & 31;
+  p.warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0);
+  p.c = p.lane >> 2;
+  p.t = p.lane & 3;
+  p.group = p.warp >> 2;
+  const int first = (p.warp & 3) * TILES;
+  p.block = p.group * TILES + first / 4;
+  p.part = first % 4;
+  return p;
+}
+
+// Row block j of tile 0 for the lanes whose rows are 2 pair and 2 pair + 1.
+SF_DEVICE int first_row_block(const Place& p, int pair) { return p.part ^ (pair * TILES & 3); }

@@ -1,0 +1,95 @@
+// The fp32 sums of a lane and how the scales reach them. Weights enter the products as exact integers, so every segment of k with its own
+// scale has to meet that scale here, in one of two ways:
+//
+//   two sets   the segment is summed on its own and then added:  total += scale * part
+//   in place   totals are kept in units of the running scale:    total *= previous scale / scale   before a segment, and total *= scale
+//              at the very end. Half the registers, so twice the tokens or tiles. A scale below UNIT_FLOOR counts as UNIT_FLOOR there.
+//
+// With one scale per column (channelwise) a single fold at the end remains.
+#pragma once
+#include "wide_fragment.cuh"
+
+constexpr bool ONE_SET = SF_IN_PLACE || CHANNELWISE;
+constexpr bool OFFSETS = SF_ZEROS == SF_ZEROS_OFFSET;  // scale * q + zero: needs the sums of the tokens, too
+static_assert(!(SF_IN_PLACE && OFFSETS && !CHANNELWISE), "offsets are added to totals in plain units");
+
+constexpr float UNIT_FLOOR = SF_BF16 ? 8.27e-25f : 8.67e-19f;  // 2^-80, 2^-60: far below any scale in use but zero
+
+SF_DEVICE float approximate_reciprocal(float v) {
+  float r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
+  return r;
+}
+
+SF_DEVICE float unit_of(float scale) { return copysignf(fmaxf(fabsf(scale), UNIT_FLOOR), scale); }
+
+struct Sums {
+  float total[TILES][TOKENS / 2];
+  float part[TILES][TOKENS / 2];  // two sets: of the running segment
+  float tokens[TOKENS / 2];       // offsets: sums of the tokens themselves, in UNIT
+  float unit[TILES][2];  // in place: of rows c and 8 + c
+
+  SF_DEVICE Sums() {
+#pragma unroll
+    for (int i = 0; i < TILES; i++) {
+      unit[i][0] = unit[i][1] = 1.0f;
+#pragma unroll
+      for (int e = 0; e < TOKENS / 2; e++) total[i][e] = 0.0f;
+    }
+    if (OFFSETS) {
+#pragma unroll
+      for (int e = 0; e < TOKENS / 2; e++) tokens[e] = 0.0f;
+    }
+  }
+
+  // What products of tile i are added to.
+  SF_DEVICE float (&running(int i))[TOKENS / 2] {
+    if constexpr (ONE_SET) return total[i];
+    else return part[i];
+  }
+
+  // Before the first product of a segment; row is the address of its scales. In place only.
+  SF_DEVICE void begin_segment(int i, u32 row) {
+    if constexpr (SF_IN_PLACE && !CHANNELWISE) {
+      const RowPair scale = load_row_pair(row, i);
+      const float low = unit_of(low_to_float(scale.low)), high = unit_of(low_to_float(scale.high));
+      const float low_ratio = unit[i][0] * approximate_reciprocal(low), high_ratio = unit[i][1] * approximate_reciprocal(high);
+      unit[i][0] = low;
+      unit[i][1] = high;
+#pragma unroll
+      for (int e = 0; e < TOKENS / 2; e++) total[i][e] *= e & 2 ? high_ratio : low_ratio;
+    }
+  }
+
+  // After the last product of a segment. Two sets only.
+  SF_DEVICE void end_segment(int i, RowPair scale, RowPair zero) {
+    if constexpr (!ONE_SET) {
+      fold(total[i], part[i], scale);
+      if constexpr (OFFSETS) fold(total[i], tokens, zero);
+    }
+  }
+
+  // After the last product of all; row is the address of the scales of a channelwise weight.
+  SF_DEVICE void finish(u32 row) {
+#pragma unroll
+    for (int i = 0; i < TILES; i++) {
+      if constexpr (CHANNELWISE) {
+        const RowPair scale = load_row_pair(row, i);
+        unit[i][0] = low_to_float(scale.low);
+        unit[i][1] = low_to_float(scale.high);
+      }
+      if constexpr (ONE_SET) {
+#pragma unroll
+        for (int e = 0; e < TOKENS / 2; e++) total[i][e] *= unit[i][e / 2 % 2];
+      }
+      if constexpr (CHANNELWISE && OFFSETS) fold(total[i], tokens, load_row_pair(row + SCALE_ROW_BYTES, i));
+    }
+  }
+
+ private:
+  SF_DEVICE static void fold(float (&to)[TOKENS / 2], const float (&from)[TOKENS / 2], RowPair scale) {
+    const float low = low_to_float(scale.low), high = low_to_float(scale.high);
+#pragma unroll
+    for (int e = 0; e < TOKENS / 2; e++) to[e] = fmaf(e & 2 ? high : low, from[e], to[e]);
+  }
+};

@@ -1,0 +1,136 @@
+// Products by wgmma (sm_90a). A stage is cut into batches: up to four k16 steps of one tile. While the tensor cores work on a batch, the
+// next one is dequantised into the other fragment buffer.
+#pragma once
+#include "wgmma.cuh"
+#include "wide_sums.cuh"
+
+constexpr int STEPS = (SEGMENT < 64 ? SEGMENT : 64) / 16;  // k16 steps of a batch
+constexpr int DEPTHS = STAGE_K / (16 * STEPS);
+constexpr int BATCHES = DEPTHS * TILES;  // batch = depth * TILES + tile
+static_assert(BATCHES % 2 == 0, "fragment buffers alternate");
+
+// Sums of a tile may be touched while other tiles multiply. With one tile, or with the token sums of offset weights, there are no others.
+constexpr bool DRAIN = TILES == 1 || OFFSETS;
+
+SF_DEVICE constexpr bool begins(int depth) { return !CHANNELWISE && depth * STEPS * 16 % SEGMENT == 0; }
+SF_DEVICE constexpr bool ends(int depth) { return !CHANNELWISE && (depth + 1) * STEPS * 16 % SEGMENT == 0; }
+SF_DEVICE constexpr int segment_of(int depth) { return depth * STEPS * 16 / SEGMENT; }
+
+struct Products {
+  Sums sums;
+  u32 fragment[2][STEPS][4];
+  u32 words[2][STEPS][TILES * LANE_WORDS];
+  RowBias bias[TILES];
+  RowPair scale[TILES], zero[TILES];
+  u32 words_at, row_at;  // of the lane: in slot 0 of the weights, in its first row of scales
+
+  SF_DEVICE Products(const Place& p, u32 shared) {
+    const int j = first_row_block(p, p.lane >> 3);
+    words_at = shared + WEIGHTS_AT + p.block * (STAGE_BLOCKS * BLOCK_BYTES) + (p.lane * 4 + j) * LANE_WORDS * 4;
+    row_at = shared + WEIGHTS_AT + WEIGHT_BYTES + (p.block * 64 + j * 16 + p.c) * 2;
+#pragma unroll
+    for (int i = 0; i < TILES; i++) bias[i] = default_bias();
+  }
+
+  // The first stage's words; channel_row is the address of the scales of a channelwise weight.
+  SF_DEVICE void start(int slot, u32 channel_row) {
+    if (CHANNELWISE && SF_ZEROS == SF_ZEROS_INTEGER) {
+#pragma unroll
+      for (int i = 0; i < TILES; i++) bias[i] = zero_bias(load_row_pair(channel_row + SCALE_ROW_BYTES, i));
+    }
+    load_words(0, slot);
+    dequantise(0, slot);
+    begin_segments(slot);
+  }
+
+  // One stage. On entry its first batch is dequantised and nothing is in flight; on exit the same holds for the next stage. `refill` runs
+  // beside the first products; after `ready` the next slot may be read.
+  template <class Refill, class Ready>
+  SF_DEVICE void stage(int slot, int next_slot, u32 tokens_at, Refill refill, Ready ready) {
+    const u64 tokens = wgmma_descriptor(tokens_at);
+#pragma unroll
+    for (int batch = 0; batch < BATCHES; batch++) {
+      const int depth = batch / TILES, tile = batch % TILES;
+      if (batch >= 2) wgmma_wait<1>();
+      if (!DRAIN && batch >= 2) end_segment(batch - 2);
+      if (batch > 0) dequantise(batch, slot);
+      if (DRAIN && batch > 0 && tile == 0 && begins(depth)) {
+        wgmma_wait<0>();
+        end_segments(depth - 1);
+      }
+      if (depth > 0) begin_segment(batch, slot);
+      multiply(batch, tokens);
+      load_scale(batch, slot);
+      if (tile == 0 && depth + 1 < DEPTHS) load_words(depth + 1, slot);
+      if (batch == SF_REFILL_BATCH) refill();
+    }
+    wgmma_wait<1>();
+    if (!DRAIN) end_segment(BATCHES - 2);
+    ready();
+    load_words(0, next_slot);
+    dequantise(0, next_slot);
+    wgmma_wait<0>();
+    if (DRAIN) end_segments(DEPTHS - 1);
+    if (!DRAIN) end_segment(BATCHES - 1);
+    begin_segments(next_slot);
+  }
+
+ private:
+  SF_DEVICE u32 row_of(int depth, int slot) const { return row_at + slot * WEIGHT_SLOT_BYTES + segment_of(depth) * SCALE_ROW_BYTES; }
+
+  SF_DEVICE void load_words(int depth, int slot) {
+#pragma unroll
+    for (int k = 0; k < STEPS; k++) load_lane_words(words[depth & 1][k], words_at + slot * WEIGHT_SLOT_BYTES + (depth * STEPS + k) * SLICE_BYTES);
+  }
+
+  SF_DEVICE void dequantise(int batch, int slot) {
+    const int depth = batch / TILES, tile = batch % TILES;
+    if (SF_ZEROS == SF_ZEROS_INTEGER && begins(depth)) bias[tile] = zero_bias(load_row_pair(row_of(depth, slot) + SCALE_ROWS * SCALE_ROW_BYTES, tile));
+#pragma unroll
+    for (int k = 0; k < STEPS; k++) dequantise_fragment(words[depth & 1][k], tile, bias[tile], fragment[batch & 1][k]);
+  }
+
+  SF_DEVICE void multiply(int batch, u64 tokens) {
+    const int depth = batch / TILES, tile = batch % TILES;
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < STEPS; k++) {
+      const int step = depth * STEPS + k;
+      const u64 b = tokens + (step / 4 * PANEL_BYTES + step % 4 * 32) / 16;
+      const bool first = begins(depth) && k == 0;
+      wgmma(sums.running(tile), fragment[batch & 1][k], b, ONE_SET || !first);
+      if constexpr (OFFSETS) {
+        const u32 ones[4] = {UNIT_PAIR, UNIT_PAIR, UNIT_PAIR, UNIT_PAIR};
+        if (tile == 0) wgmma(sums.tokens, ones, b, !first);
+      }
+    }
+    wgmma_commit();
+  }
+
+  SF_DEVICE void begin_segment(int batch, int slot) {
+    if (begins(batch / TILES)) sums.begin_segment(batch % TILES, row_of(batch / TILES, slot));
+  }
+
+  // Of a stage, for all tiles: totals that no product of this stage has touched yet cannot change once one is in flight.
+  SF_DEVICE void begin_segments(int slot) {
+#pragma unroll
+    for (int tile = 0; tile < TILES; tile++) begin_segment(tile, slot);
+  }
+
+  // Scales are loaded long before they are needed, while products run.
+  SF_DEVICE void load_scale(int batch, int slot) {
+    const int depth = batch / TILES, tile = batch % TILES;
+    if (ONE_SET || !ends(depth)) return;
+    scale[tile] = load_row_pair(row_of(depth, slot), tile);
+    if (OFFSETS) zero[tile] = load_row_pair(row_of(depth, slot) + SCALE_ROWS * SCALE_ROW_BYTES, tile);
+  }
+
+  SF_DEVICE void end_segment(int batch) {
+    if (ends(batch / TILES)) sums.end_segment(batch % TILES, scale[batch % TILES], zero[batch % TILES]);
+  }
+
+  SF_DEVICE void end_segments(int depth) {
+#pragma unroll
+    for (int tile = 0; tile < TILES; tile++) end_segment(depth * TILES + tile);
+  }
+};

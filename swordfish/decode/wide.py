@@ -1,0 +1,199 @@
+"""Host side of ``device/wide.cu``: decode for 16 to 128 tokens; weight columns are the tile's rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from math import gcd
+
+import numpy as np
+import torch
+
+from swordfish.errors import ArgumentError
+from swordfish.runtime.device import DeviceProps
+from swordfish.runtime.launch import LaunchConfig
+from swordfish.runtime.source import KernelSource, assemble
+from swordfish.scheme import CHANNELWISE, Scheme
+
+__all__ = ["WideConfig"]
+
+_REGISTER_FILE = 65536
+_ZERO_KINDS = {"none": 0, "integer": 1, "offset": 2}
+
+
+@dataclass(frozen=True)
+class WideConfig:
+    """How the wide kernel is cut. Every field is a compile-time constant of the kernel.
+
+    ``tokens``        columns of the tensor-core tile, a multiple of 8 from 8 to 256: the largest M it serves.
+    ``tiles``         m64 tiles a warpgroup owns: 1, 2 or 4. Two tiles fold one while the other multiplies.
+    ``warpgroups``    warpgroups of a CTA, side by side along N; they share the staged tokens.
+    ``stage_k``       k a stage covers: 64, 128 or 256.
+    ``weight_slots``  stages of weights in flight, at least 2.
+    ``token_slots``   stages of tokens in flight, at least 3.
+    ``split``         CTAs of a cluster, each with its range of K; sums meet in distributed shared memory.
+    ``min_ctas``      CTAs per SM the register allocation must leave room for.
+    ``overlay``       partial sums reuse the rings' shared memory, at the price of a cluster barrier.
+    ``wgmma``         products by wgmma (sm_90a) instead of mma.sync.
+    ``in_place``      one set of sums, kept in units of the running scale (``device/wide_sums.cuh``).
+    ``refill_batch``  after which batch of a stage the CTA meets and refills its rings.
+
+    Raises ``ArgumentError`` on a value outside these sets.
+    """
+
+    tokens: int
+    tiles: int = 2
+    warpgroups: int = 1
+    stage_k: int = 128
+    weight_slots: int = 4
+    token_slots: int = 3
+    split: int = 1
+    min_ctas: int = 1
+    overlay: bool = False
+    wgmma: bool = True
+    in_place: bool = False
+    refill_batch: int = 0
+
+    def __post_init__(self) -> None:
+        if self.tokens not in range(8, 257, 8):
+            raise ArgumentError("tokens", self.tokens, "a multiple of 8 from 8 to 256")
+        if self.tiles not in (1, 2, 4):
+            raise ArgumentError("tiles", self.tiles, "1, 2 or 4")
+        if self.warpgroups not in range(1, 9):
+            raise ArgumentError("warpgroups", self.warpgroups, "1 to 8")
+        if self.stage_k not in (64, 128, 256):
+            raise ArgumentError("stage_k", self.stage_k, "64, 128 or 256")
+        if self.wgmma and self.tiles * self.stage_k < 128:
+            raise ArgumentError(
+                "stage_k",
+                self.stage_k,
+                "128 or more with one tile",
+                "Fragments alternate between two buffers.",
+            )
+        if self.weight_slots < 2:
+            raise ArgumentError("weight_slots", self.weight_slots, "2 or more")
+        if self.token_slots < 3:
+            raise ArgumentError(
+                "token_slots", self.token_slots, "3 or more", "One is read, one arrives, one is refilled."
+            )
+        if self.split not in range(1, 17):
+            raise ArgumentError("split", self.split, "1 to 16, the largest cluster")
+        if self.min_ctas not in range(1, 17):
+            raise ArgumentError("min_ctas", self.min_ctas, "1 to 16")
+        if self.threads * self.min_ctas > 2048:
+            raise ArgumentError(
+                "min_ctas", self.min_ctas, f"at most {2048 // self.threads} CTAs of {self.threads} threads"
+            )
+
+    def __str__(self) -> str:
+        return f"wide({', '.join(f'{f.name}={getattr(self, f.name)}' for f in fields(self))})"
+
+    @property
+    def threads(self) -> int:
+        """Threads of a CTA."""
+        return 128 * self.warpgroups
+
+    @property
+    def columns(self) -> int:
+        """Weight columns of a CTA."""
+        return 64 * self.tiles * self.warpgroups
+
+    @property
+    def registers(self) -> int:
+        """Registers a thread may have so that ``min_ctas`` CTAs share an SM."""
+        return min(255, _REGISTER_FILE // (self.threads * self.min_ctas) // 8 * 8)
+
+    def shared_bytes(self, scheme: Scheme) -> int:
+        """Dynamic shared memory of a CTA in bytes; the kernel asserts that it computes the same."""
+        channelwise = scheme.group_size == CHANNELWISE
+        row_kinds = 1 if scheme.zeros == "none" else 2
+        segments = 0 if channelwise else self.stage_k // gcd(scheme.group_size, self.stage_k)
+        row = 2 * self.columns
+        weights = self.columns * self.stage_k * scheme.bits // 8 + row_kinds * segments * row
+        rings = self.token_slots * self.tokens * self.stage_k * 2 + self.weight_slots * weights
+        slices = self.tiles * self.tokens // 8
+        exchange = 0 if self.split == 1 else self.warpgroups * self.split * -(-slices // self.split) * 2048
+        staged = max(rings, exchange) if self.overlay else rings + exchange
+        rows = (row_kinds if channelwise else 0) + 1  # the scale row of a channelwise weight, the bias
+        return staged + rows * row + 8 * (self.weight_slots + self.warpgroups)
+
+    def check(self, scheme: Scheme, k: int, n: int, props: DeviceProps) -> None:
+        """Raises ``ArgumentError`` when the configuration does not fit the device or the shape."""
+        need = self.shared_bytes(scheme)
+        if need > props.smem_per_cta:
+            allowed = f"at most {props.smem_per_cta} bytes of shared memory per CTA"
+            raise ArgumentError("WideConfig", self, allowed, f"It needs {need}.")
+        stages = -(-k // self.stage_k)
+        if self.split > stages:
+            raise ArgumentError("WideConfig.split", self.split, f"no more than the {stages} stages of K={k}")
+
+    def source(self, scheme: Scheme, k: int, n: int, *, bias: bool) -> KernelSource:
+        """The kernel for weights of shape ``[k, n]``; with act-order, x comes with permuted columns."""
+        defines: dict[str, int | str] = {
+            "SF_BF16": int(scheme.dtype == "bfloat16"),
+            "SF_BITS": scheme.bits,
+            "SF_ZEROS": _ZERO_KINDS[scheme.zeros],
+            "SF_GROUP": 0 if scheme.group_size == CHANNELWISE else scheme.group_size,
+            "SF_BIAS": int(bias),
+            "SF_K": k,
+            "SF_N": n,
+            "SF_TOKENS": self.tokens,
+            "SF_TILES": self.tiles,
+            "SF_WARPGROUPS": self.warpgroups,
+            "SF_STAGE_K": self.stage_k,
+            "SF_WEIGHT_SLOTS": self.weight_slots,
+            "SF_TOKEN_SLOTS": self.token_slots,
+            "SF_SPLIT": self.split,
+            "SF_OVERLAY": int(self.overlay),
+            "SF_MIN_CTAS": self.min_ctas,
+            "SF_SHARED_BYTES": self.shared_bytes(scheme),
+            "SF_USE_WGMMA": int(self.wgmma),
+            "SF_IN_PLACE": int(self.in_place),
+            "SF_REFILL_BATCH": self.refill_batch,
+        }
+        if self.wgmma:
+            defines |= _wgmma_text(self.tokens, "bf16" if scheme.dtype == "bfloat16" else "f16")
+        return assemble("swordfish/decode/device/wide.cu", "decode_wide", defines)
+
+    def launch_config(self, scheme: Scheme, m: int, k: int, n: int) -> LaunchConfig:
+        """Launch for ``m`` rows: a cluster for each column tile.
+
+        Raises ``ArgumentError`` when ``m`` is not in 1..``tokens``.
+        """
+        if not 1 <= m <= self.tokens:
+            raise ArgumentError("m", m, f"1 to the {self.tokens} tokens of the kernel")
+        return LaunchConfig(
+            grid=(self.split, -(-n // self.columns), 1),
+            block=(self.threads, 1, 1),
+            cluster=(self.split, 1, 1),
+            shared_bytes=self.shared_bytes(scheme),
+            programmatic=True,
+        )
+
+    @staticmethod
+    def arguments(
+        words: torch.Tensor,
+        scales: torch.Tensor,
+        zeros: torch.Tensor | None,
+        x: torch.Tensor,
+        bias: torch.Tensor | None,
+        out: torch.Tensor,
+    ) -> tuple[object, ...]:
+        """Kernel arguments, in order. ``x`` and ``out`` are 2-D with unit inner stride; rows of ``x`` are
+        16-byte aligned, rows of ``out`` 4-byte aligned if N is even."""
+        rows, x_stride, out_stride = np.int32(x.shape[0]), np.int64(x.stride(0)), np.int64(out.stride(0))
+        return words, scales, zeros, x, bias, out, rows, x_stride, out_stride
+
+
+def _wgmma_text(tokens: int, dtype: str) -> dict[str, int | str]:
+    """The instruction for one token count: its accumulators are operands 0 to ``tokens/2 - 1``."""
+    d = tokens // 2
+    accumulators = ", ".join(f"%{i}" for i in range(d))
+    text = (
+        f"{{\\n\\t.reg .pred accumulate;\\n\\tsetp.ne.b32 accumulate, %{d + 5}, 0;\\n\\t"
+        f"wgmma.mma_async.sync.aligned.m64n{tokens}k16.f32.{dtype}.{dtype} "
+        f"{{{accumulators}}}, {{%{d}, %{d + 1}, %{d + 2}, %{d + 3}}}, %{d + 4}, accumulate, 1, 1, 0;\\n\\t}}"
+    )
+    return {
+        "SF_WGMMA": f'"{text}"',
+        "SF_WGMMA_ACCUMULATORS": ", ".join(f'"+f"(d[{i}])' for i in range(d)),
+    }
