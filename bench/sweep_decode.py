@@ -15,8 +15,10 @@ import itertools
 import json
 import multiprocessing as mp
 import queue
+import random
 import time
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,8 +30,8 @@ from bench.shapes import SHAPES
 ROW_BUCKETS = (1, 2, 4, 8, 16)
 
 
-def ring_candidates(scheme: Any, m: int, k: int, n: int, props: Any, wide: bool) -> list[Any]:
-    """RingConfigs worth timing for one shape: those that fit and keep enough bytes in flight."""
+def ring_candidates(scheme: Any, m: int, k: int, n: int, props: Any) -> list[Any]:
+    """RingConfigs worth timing for one shape: those that fit, reach every SM and keep enough bytes in flight."""
     from swordfish.decode.ring import RingConfig
     from swordfish.errors import ArgumentError
 
@@ -37,42 +39,28 @@ def ring_candidates(scheme: Any, m: int, k: int, n: int, props: Any, wide: bool)
     blocks, columns = -(-k // 64), -(-n // 64)
     found: dict[Any, None] = {}
     for cols, unit, warps, slots, split in itertools.product(
-        (1, 2), (1, 2), (4, 7, 8, 14, 16), (2, 3, 4, 6), (1, 2, 3, 4, 5, 6, 7, 8)
+        (1, 2), (1, 2, 4), (2, 3, 4, 6, 7, 8, 10, 12, 14, 16), (2, 3, 4, 6), range(1, 9)
     ):
+        unit_bytes = cols * unit * scheme.bits * 512
         tiles = -(-columns // cols)
-        if split > 1 and tiles * split > props.sm_count * 4:
+        if -(-blocks // unit) < split * warps or not 2048 <= unit_bytes <= 16384:
             continue
-        units = -(-blocks // unit)
-        if units < split * warps:
+        try:
+            config = RingConfig(rows, cols, unit, warps, slots, split)
+            config.check(scheme, k, props)
+        except ArgumentError:
             continue
-        for min_ctas in (1, 2, 3, 4):
-            if warps * min_ctas > 20 or warps * min_ctas < 7:
+        resident = min(props.smem_per_sm // (config.shared_bytes(scheme, k) + props.smem_reserved), max(1, 20 // warps))
+        config = replace(config, min_ctas=min(8, resident))
+        grids = [0]
+        if tiles * split > props.sm_count * resident:
+            if split > 1:
                 continue
-            config = RingConfig(rows, cols, unit, warps, slots, split, 0, min_ctas)
-            try:
-                config.check(scheme, k, n, props)
-            except ArgumentError:
-                continue
-            per_sm = config.shared_bytes(scheme, k) + props.smem_reserved
-            resident = props.smem_per_sm // per_sm
-            if resident < min_ctas or (resident > min_ctas and min_ctas < 4 and warps * (min_ctas + 1) <= 20):
-                continue
-            in_flight = min_ctas * warps * slots * cols * unit * scheme.bits * 512
-            if in_flight < 48 * 1024:
-                continue
-            # The last wave should be nearly full: count the busiest SM against the mean.
-            ctas = tiles * split
-            slots_total = props.sm_count * min_ctas
-            if split == 1:
-                for waves in (0,) if ctas <= slots_total else (0, 1):
-                    grid = 0 if not waves else -(-ctas // -(-ctas // slots_total))
-                    found[RingConfig(rows, cols, unit, warps, slots, split, grid, min_ctas)] = None
-            else:
-                if ctas > slots_total * (2 if wide else 1):
-                    continue
-                if ctas < props.sm_count // 3:
-                    continue
-                found[config] = None
+            grids = [-(-tiles // -(-tiles // (props.sm_count * r))) for r in range(1, resident + 1)] + [0]
+        for grid in grids:
+            ctas = min(grid or tiles * split, props.sm_count * resident)
+            if ctas * warps * slots * unit_bytes >= props.sm_count * 40 * 1024:
+                found[replace(config, ctas=grid)] = None
     return list(found)
 
 
@@ -146,12 +134,12 @@ class Operands:
         backend = CudaBackend()
         graph, _ = backend.capture([lambda i=i: call(i) for i in range(self.count)], self.repeats)
         samples = []
-        for _ in range(9):
+        for _ in range(6):
             start = backend.mark()
             backend.replay(graph)
             samples.append((start, backend.mark()))
         torch.cuda.synchronize()
-        return sorted(backend.elapsed_us(*s) for s in samples[2:])[3] / (self.count * self.repeats)
+        return sorted(backend.elapsed_us(*s) for s in samples[1:])[2] / (self.count * self.repeats)
 
 
 def _child(job: dict[str, Any], results: Any, start: int) -> None:
@@ -237,9 +225,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=400)
     parser.add_argument("--jobs", type=int, default=14)
     parser.add_argument("--top", type=int, default=4)
-    parser.add_argument("--wide", action="store_true")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", required=True)
     args = parser.parse_args()
+    from swordfish.decode import choose
     from swordfish.runtime.device import DeviceProps
     from swordfish.scheme import Scheme
 
@@ -250,9 +239,9 @@ def main() -> None:
     for name in args.shapes.split(","):
         k, n = SHAPES[name].k, SHAPES[name].n
         for m in map(int, args.m.split(",")):
-            configs = ring_candidates(scheme, m, k, n, props, args.wide)
-            step = max(1, len(configs) / args.most)
-            picked = [configs[int(i * step)] for i in range(int(len(configs) / step))]
+            configs = ring_candidates(scheme, m, k, n, props)
+            picked = configs if len(configs) <= args.most else random.Random(args.seed).sample(configs, args.most)
+            picked = list(dict.fromkeys([choose(m, n, k, scheme, props).config, *picked]))
             jobs.append(
                 {
                     "name": name,
@@ -296,6 +285,8 @@ def main() -> None:
             print(f"    BAD {r['error']}  {r['config']}")
         with open(args.out, "w") as file:
             json.dump(table, file)
+        chosen = next((r for r in rows if r["config"] == str(job["configs"][0])), {})
+        print(f"    {chosen.get('us', float('nan')):7.2f} us  is the default  {job['configs'][0]}")
     print(f"{time.time() - began:.0f} s")
 
 

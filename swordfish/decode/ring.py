@@ -14,10 +14,13 @@ from swordfish.runtime.launch import LaunchConfig
 from swordfish.runtime.source import KernelSource, assemble
 from swordfish.scheme import Scheme
 
-__all__ = ["MAX_ROWS", "RingConfig"]
+__all__ = ["MAX_ROWS", "MAX_SPLIT", "RingConfig"]
 
 MAX_ROWS = 16
 """Rows (tokens) of a row tile, at most: two mma token tiles of 8."""
+
+MAX_SPLIT = 8
+"""CTAs of a cluster, at most: the portable cluster size."""
 
 _ZERO_KINDS = {"none": 0, "integer": 1, "offset": 2}
 
@@ -41,7 +44,7 @@ class RingConfig:
         warps: warps per CTA; they split K.
         slots: ring slots per warp.
         split: CTAs of the cluster that splits K, 1 to 8.
-        ctas: CTAs that walk over the tiles when ``split`` is 1; 0 means one CTA per tile.
+        ctas: CTAs per row tile that walk over the column tiles when ``split`` is 1; 0 means one CTA per tile.
         min_ctas: CTAs per SM that registers must allow.
     """
 
@@ -59,7 +62,7 @@ class RingConfig:
             "rows": (1, MAX_ROWS),
             "warps": (1, 16),
             "slots": (1, 16),
-            "split": (1, 8),
+            "split": (1, MAX_SPLIT),
             "ctas": (0, 65535),
             "min_ctas": (1, 8),
         }
@@ -98,15 +101,14 @@ class RingConfig:
             return group
         return math.gcd(group, 64)
 
-    def check(self, scheme: Scheme, k: int, n: int, props: DeviceProps) -> None:
-        """Raises ``ArgumentError`` when the configuration does not fit the device or the shape."""
-        need = self.shared_bytes(scheme, k)
+    def check(self, scheme: Scheme, k: int, props: DeviceProps) -> None:
+        """Raises ``ArgumentError`` when a CTA needs more shared memory than the device has, or a CTA of a cluster has no work."""
+        need, units = self.shared_bytes(scheme, k), _ceil_div(_ceil_div(k, 64), self.unit)
         if need > props.smem_per_cta:
-            raise ArgumentError(
-                "RingConfig", self, f"at most {props.smem_per_cta} bytes of shared memory per CTA", f"It needs {need}."
-            )
-        if self.split * self.warps > _ceil_div(_ceil_div(k, 64), self.unit) and self.split > 1:
-            raise ArgumentError("RingConfig.split", self.split, f"no more than K={k} has units for its warps")
+            allowed = f"at most {props.smem_per_cta} bytes of shared memory per CTA"
+            raise ArgumentError("RingConfig", self, allowed, f"It needs {need}.")
+        if self.split > units:
+            raise ArgumentError("RingConfig.split", self.split, f"at most the {units} units of K={k}")
 
     def source(self, scheme: Scheme, k: int, n: int, *, bias: bool) -> KernelSource:
         """The kernel for weights of shape ``[k, n]``."""
@@ -134,10 +136,9 @@ class RingConfig:
 
     def launch_config(self, scheme: Scheme, m: int, k: int, n: int) -> LaunchConfig:
         """Grid and shared memory of a call with ``m`` rows."""
-        tiles = _ceil_div(_ceil_div(n, 64), self.cols) * _ceil_div(m, self.rows)
-        ctas = tiles * self.split if not self.ctas else min(tiles, self.ctas)
+        tiles = _ceil_div(_ceil_div(n, 64), self.cols)
         return LaunchConfig(
-            grid=(ctas, 1, 1),
+            grid=(_ceil_div(m, self.rows) * self.split, min(tiles, self.ctas or tiles), 1),
             block=(self.warps * 32, 1, 1),
             cluster=(self.split, 1, 1),
             shared_bytes=self.shared_bytes(scheme, k),

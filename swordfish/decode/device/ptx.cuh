@@ -81,6 +81,14 @@ SF_DEVICE void bulk_load_hinted(u32 dst, const void* src, u32 bytes, u32 bar, u6
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(dst), "l"(src), "r"(bytes), "r"(bar), "l"(policy) : "memory");
 }
 
+// 16 bytes by the lane itself: for tokens, whose rows are too short for bulk copies (the copy engine needs about 25 cycles for each).
+SF_DEVICE void copy_async16(u32 dst, const void* src) { asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(dst), "l"(src) : "memory"); }
+
+SF_DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most `pending` of this lane's groups are under way.
+template <int pending> SF_DEVICE void copy_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory"); }
+
 // Sends 16 bytes to another CTA and counts them on its barrier: data and notice in one instruction, no cluster barrier needed.
 SF_DEVICE void store_async(u32 remote, Floats4 value, u32 remote_bar) {
   asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(remote), "f"(value.v[0]), "f"(value.v[1]), "f"(value.v[2]), "f"(value.v[3]), "r"(remote_bar) : "memory");

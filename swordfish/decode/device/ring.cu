@@ -1,16 +1,19 @@
 // decode_ring: out[M, N] = x[M, K] @ dequant(W) for few rows (SF_ROWS per row tile), at the speed of reading W.
 //
 // Weights are operand A of mma.m16n8k16 (16 columns of W are its rows), tokens are operand B (8 per mma). Every warp owns a ring of
-// slots in shared memory and fills it itself with bulk copies on its own barriers: no producer warp, no CTA barrier in the main loop.
+// slots in shared memory and fills it itself, on its own barriers: no producer warp, no CTA barrier in the main loop.
 // A slot holds one unit of work:
 //
-//     weights          SF_COLS columns of SF_UNIT blocks (k64 x n64)     } requested before the previous kernel has finished
+//     weights          SF_COLS columns of SF_UNIT blocks (k64 x n64)     } bulk copies, requested before the previous kernel has finished
 //     scales (zeros)   SCALE_ROWS rows of SF_COLS x 64 values             }
-//     tokens           SF_ROWS rows of SF_UNIT x 64 values                  requested after it
+//     tokens           SF_ROWS rows of SF_UNIT x 64 values                  cp.async groups, requested after it
 //
 // The warps of a CTA split K (unit u belongs to warp u % SF_WARPS) and the SF_SPLIT CTAs of a cluster split it further. Partial sums meet
 // in shared memory and then, by st.async, on the CTA of the cluster that owns the columns. Every sum has a fixed order and every
-// output is rounded once. A CTA takes several tiles in turn only when SF_SPLIT is 1, so no peer is ever a tile ahead.
+// output is rounded once.
+//
+// Grid: x = row tile * SF_SPLIT + rank, so that row tiles of the same weights run side by side and share them in L2; y = first column tile,
+// then every gridDim.y-th. With SF_SPLIT > 1 there is one column tile per cluster, so no peer is ever a tile ahead.
 //
 // Defines (see decode/ring.py): SF_BITS SF_BF16 SF_ZEROS SF_GROUP SF_K SF_N SF_BIAS SF_ROWS SF_COLS SF_UNIT SF_WARPS SF_SLOTS SF_SPLIT
 // SF_MIN_CTAS SF_SHARED_BYTES
@@ -46,6 +49,9 @@ constexpr int SCALE_ROW_BYTES = TILE_N * 2;
 constexpr bool ZERO_ROWS = SF_ZEROS != SF_ZEROS_NONE;
 
 constexpr int TOKEN_PITCH = UNIT_K * 2 + 16;  // 16 bytes of padding make ldmatrix conflict-free
+constexpr int TOKEN_CHUNKS = UNIT_K / 8;      // 16-byte chunks of a row
+constexpr int ROWS_PER_COPY = 32 / TOKEN_CHUNKS;
+static_assert(TOKEN_CHUNKS <= 32, "a row of a unit is at most one chunk per lane");
 constexpr int SCALE_OFFSET = SF_COLS * COLUMN_BYTES;
 constexpr int ZERO_OFFSET = SCALE_OFFSET + SCALE_ROWS * SCALE_ROW_BYTES;
 constexpr int TOKEN_OFFSET = ZERO_OFFSET + (ZERO_ROWS ? SCALE_ROWS * SCALE_ROW_BYTES : 0);
@@ -64,29 +70,18 @@ constexpr int EXCHANGE_OFFSET = PARTIAL_OFFSET + SF_WARPS * PARTIAL_BYTES;
 constexpr int SHARED_BYTES = EXCHANGE_OFFSET + (SF_SPLIT > 1 ? SF_SPLIT * SF_ROWS * OWNED_QUADS * 16 : 0);
 static_assert(SHARED_BYTES == SF_SHARED_BYTES, "decode/ring.py and this file disagree on the shared memory layout");
 
+// One row tile of the operands.
 struct Problem {
   const u8* words;
   const u16 *scales, *zeros, *x, *bias;
   u16* out;
-  int rows;
+  int rows;                  // of this row tile
   i64 x_stride, out_stride;  // elements
 };
 
-// ---- tiles, units and the ring of one warp -----------------------------------------------------------------------------------------
+// ---- units and the ring of one warp --------------------------------------------------------------------------------------------------
 
-// A tile is one row tile of one column tile. Row tiles run fastest, so those of the same weights run side by side and share them in L2.
-struct Tile {
-  int columns_at, columns;  // first 64-column block, number of blocks
-  int row_at, rows;
-
-  SF_DEVICE Tile(const Problem& p, int index, int row_tiles) {
-    const int column_tile = row_tiles == 1 ? index : index / row_tiles;
-    columns_at = column_tile * SF_COLS;
-    columns = SHORT_TILE ? min(SF_COLS, N_BLOCKS - columns_at) : SF_COLS;
-    row_at = (index - column_tile * row_tiles) * SF_ROWS;
-    rows = min(SF_ROWS, p.rows - row_at);
-  }
-};
+SF_DEVICE int columns_of(int tile) { return SHORT_TILE ? min(SF_COLS, N_BLOCKS - tile * SF_COLS) : SF_COLS; }
 
 SF_DEVICE int blocks_of(int unit) { return SHORT_UNIT ? min(SF_UNIT, K_BLOCKS - unit * SF_UNIT) : SF_UNIT; }
 
@@ -95,16 +90,16 @@ struct Ring {
   u64 policy;
 
   // Announces all bytes of the unit and requests those that do not depend on the previous kernel. One lane calls it.
-  SF_DEVICE void request_weights(const Problem& p, const Tile& tile, int unit, int slot) const {
+  SF_DEVICE void request_weights(const Problem& p, int tile, int unit, int slot) const {
     const u32 dst = slots + slot * SLOT_BYTES, bar = barriers + slot * 8;
-    const int blocks = blocks_of(unit);
+    const int blocks = blocks_of(unit), columns = columns_of(tile);
     const int scale_rows = SHORT_UNIT ? ceil_div(blocks * 64, FOLD_K) : SCALE_ROWS;
-    const int scale_bytes = tile.columns * 128;
-    barrier_expect(bar, tile.columns * blocks * BLOCK_BYTES + (ZERO_ROWS ? 2 : 1) * scale_rows * scale_bytes + tile.rows * blocks * 128);
+    const int scale_bytes = columns * 128;
+    barrier_expect(bar, columns * blocks * BLOCK_BYTES + (ZERO_ROWS ? 2 : 1) * scale_rows * scale_bytes);
 #pragma unroll
     for (int i = 0; i < SF_COLS; i++) {
-      if (SHORT_TILE && i >= tile.columns) break;
-      const u8* src = p.words + ((i64)(tile.columns_at + i) * K_BLOCKS + unit * SF_UNIT) * BLOCK_BYTES;
+      if (SHORT_TILE && i >= columns) break;
+      const u8* src = p.words + ((i64)(tile * SF_COLS + i) * K_BLOCKS + unit * SF_UNIT) * BLOCK_BYTES;
       bulk_load_hinted(dst + i * COLUMN_BYTES, src, blocks * BLOCK_BYTES, bar, policy);
     }
 #pragma unroll
@@ -112,22 +107,25 @@ struct Ring {
       if (SHORT_UNIT && i >= scale_rows) break;
       // The clamp serves a K that ends inside its last block: tokens are zero there.
       const int group = min((unit * UNIT_K + i * FOLD_K) / SF_GROUP, GROUPS - 1);
-      const i64 at = (i64)group * N_PITCH + tile.columns_at * 64;
+      const i64 at = (i64)group * N_PITCH + tile * TILE_N;
       bulk_load(dst + SCALE_OFFSET + i * SCALE_ROW_BYTES, p.scales + at, scale_bytes, bar);
       if (ZERO_ROWS) bulk_load(dst + ZERO_OFFSET + i * SCALE_ROW_BYTES, p.zeros + at, scale_bytes, bar);
     }
   }
 
-  // Lane r requests row r.
-  SF_DEVICE void request_tokens(const Problem& p, const Tile& tile, int unit, int slot, int lane) const {
-    if (lane < tile.rows) {
-      const u16* src = p.x + (tile.row_at + lane) * p.x_stride + unit * UNIT_K;
-      bulk_load(slots + slot * SLOT_BYTES + TOKEN_OFFSET + lane * TOKEN_PITCH, src, blocks_of(unit) * 128, barriers + slot * 8);
+  // All lanes call it, once per unit: the groups of a lane complete in the order of the units.
+  SF_DEVICE void request_tokens(const Problem& p, int unit, int slot, int lane) const {
+    const int row = lane / TOKEN_CHUNKS, chunk = lane % TOKEN_CHUNKS;
+    const u16* src = p.x + row * p.x_stride + unit * UNIT_K + chunk * 8;
+    const u32 dst = slots + slot * SLOT_BYTES + TOKEN_OFFSET + row * TOKEN_PITCH + chunk * 16;
+#pragma unroll
+    for (int i = 0; i < SF_ROWS; i += ROWS_PER_COPY) {
+      if (row + i < p.rows && (!SHORT_UNIT || chunk < blocks_of(unit) * 8)) copy_async16(dst + i * TOKEN_PITCH, src + i * p.x_stride);
     }
   }
 };
 
-// Walks the units of a warp through all tiles of its CTA.
+// Walks the units of a warp through all column tiles of its CTA.
 struct Cursor {
   int tile, unit;
 
@@ -163,7 +161,7 @@ SF_DEVICE void dequantise_subtile(u32 subtile, int lane, const RowBias (&bias)[4
 #endif
 }
 
-// Multiplies FOLD_K of one column with exact integer weights and adds the scaled sums to `total`.
+// Multiplies FOLD_K of one column with exact integer weights (times UNIT) and adds the scaled sums to `total`.
 SF_DEVICE void multiply_fold(Fragment (&total)[4][TOKEN_TILES], u32 weights, u32 scale_row, u32 zero_row, const u32 (&tokens)[TOKEN_TILES], int k_left, int lane) {
   Words4 zero_pairs;
   RowBias bias[4];
@@ -204,7 +202,7 @@ SF_DEVICE void multiply_fold(Fragment (&total)[4][TOKEN_TILES], u32 weights, u32
   const Words4 scale_pairs = load_matrix4_transposed(scale_row);
 #pragma unroll
   for (int j = 0; j < 4; j++) {
-    const float scale[2] = {low_to_float(scale_pairs.v[j]) * SF_UNIT_INVERSE, high_to_float(scale_pairs.v[j]) * SF_UNIT_INVERSE};
+    const float scale[2] = {low_to_float(scale_pairs.v[j]), high_to_float(scale_pairs.v[j])};
 #pragma unroll
     for (int t = 0; t < TOKEN_TILES; t++)
 #pragma unroll
@@ -212,7 +210,7 @@ SF_DEVICE void multiply_fold(Fragment (&total)[4][TOKEN_TILES], u32 weights, u32
         total[j][t][e] = __fmaf_rn(scale[e >> 1], sum[j][t][e], total[j][t][e]);
         if (SF_ZEROS == SF_ZEROS_OFFSET) {
           const float offset = e < 2 ? low_to_float(zero_pairs.v[j]) : high_to_float(zero_pairs.v[j]);
-          total[j][t][e] = __fmaf_rn(offset, token_sum[t][e], total[j][t][e]);
+          total[j][t][e] = __fmaf_rn(offset * (1 / SF_UNIT_INVERSE), token_sum[t][e], total[j][t][e]);
         }
       }
   }
@@ -237,6 +235,7 @@ SF_DEVICE void multiply_unit(Accumulators& total, u32 slot, int blocks, const u3
 
 // ---- reduction ---------------------------------------------------------------------------------------------------------------------
 
+// Undoes the UNIT of dequant.cuh on the way: a power of two, exact.
 SF_DEVICE void store_partial(const Accumulators& total, u32 partial, int rows, int lane) {
 #pragma unroll
   for (int t = 0; t < TOKEN_TILES; t++)
@@ -247,7 +246,7 @@ SF_DEVICE void store_partial(const Accumulators& total, u32 partial, int rows, i
 #pragma unroll
       for (int i = 0; i < SF_COLS; i++)
 #pragma unroll
-        for (int j = 0; j < 4; j++) store_float(partial + (row * PARTIAL_PITCH + i * 64 + j * 16 + (e >> 1) * 8 + (lane >> 2)) * 4, total[i][j][t][e]);
+        for (int j = 0; j < 4; j++) store_float(partial + (row * PARTIAL_PITCH + i * 64 + j * 16 + (e >> 1) * 8 + (lane >> 2)) * 4, total[i][j][t][e] * SF_UNIT_INVERSE);
     }
 }
 
@@ -284,12 +283,12 @@ SF_DEVICE void store_output(const Problem& p, Floats4 v, int row, int n) {
 }
 
 // Sums the warps of this CTA; a split tile then goes on to the CTA of the cluster that owns the quad.
-SF_DEVICE void reduce_tile(const Problem& p, const Tile& tile, u32 shared, int rank) {
-  for (int i = threadIdx.x; i < tile.rows * QUADS; i += SF_WARPS * 32) {
+SF_DEVICE void reduce_tile(const Problem& p, int tile, u32 shared, int rank) {
+  for (int i = threadIdx.x; i < p.rows * QUADS; i += SF_WARPS * 32) {
     const int row = i / QUADS, quad = i % QUADS;
     const Floats4 v = sum_quads<SF_WARPS>(shared + PARTIAL_OFFSET + row * PARTIAL_PITCH * 4 + quad * 16, PARTIAL_BYTES);
 #if SF_SPLIT == 1
-    store_output(p, v, tile.row_at + row, tile.columns_at * 64 + quad * 4);
+    store_output(p, v, row, tile * TILE_N + quad * 4);
 #else
     const u32 owner = quad % SF_SPLIT;
     const u32 place = shared + EXCHANGE_OFFSET + ((rank * SF_ROWS + row) * OWNED_QUADS + quad / SF_SPLIT) * 16;
@@ -302,12 +301,12 @@ SF_DEVICE void reduce_tile(const Problem& p, const Tile& tile, u32 shared, int r
 SF_DEVICE int quads_owned_by(int rank) { return (QUADS - rank + SF_SPLIT - 1) / SF_SPLIT; }
 
 // Sums the CTAs of the cluster for the quads that this one owns.
-SF_DEVICE void reduce_cluster(const Problem& p, const Tile& tile, u32 shared, int rank) {
+SF_DEVICE void reduce_cluster(const Problem& p, int tile, u32 shared, int rank) {
   const int owned = quads_owned_by(rank);
-  for (int i = threadIdx.x; i < tile.rows * owned; i += SF_WARPS * 32) {
+  for (int i = threadIdx.x; i < p.rows * owned; i += SF_WARPS * 32) {
     const int row = i / owned, index = i % owned;
     const Floats4 v = sum_quads<SF_SPLIT>(shared + EXCHANGE_OFFSET + (row * OWNED_QUADS + index) * 16, SF_ROWS * OWNED_QUADS * 16);
-    store_output(p, v, tile.row_at + row, tile.columns_at * 64 + (index * SF_SPLIT + rank) * 4);
+    store_output(p, v, row, tile * TILE_N + (index * SF_SPLIT + rank) * 4);
   }
 }
 #endif
@@ -318,13 +317,12 @@ extern "C" __global__ void __launch_bounds__(SF_WARPS * 32, SF_MIN_CTAS)
     decode_ring(const u8* words, const u16* scales, const u16* zeros, const u16* x, const u16* bias, u16* out, int rows, i64 x_stride, i64 out_stride) {
   extern __shared__ __align__(128) u8 shared_memory[];
   launch_dependents();
-  const Problem p = {words, scales, zeros, x, bias, out, rows, x_stride, out_stride};
   const u32 shared = shared_address(shared_memory);
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  const int rank = blockIdx.x % SF_SPLIT, row_at = blockIdx.x / SF_SPLIT * SF_ROWS;
+  const Problem p = {words, scales, zeros, x + row_at * x_stride, bias, out + row_at * out_stride, min(SF_ROWS, rows - row_at), x_stride, out_stride};
 
-  const int rank = blockIdx.x % SF_SPLIT;
-  const int row_tiles = ceil_div(rows, SF_ROWS), tiles = TILES * row_tiles;
-  const int first_tile = blockIdx.x / SF_SPLIT, tile_step = SF_SPLIT == 1 ? gridDim.x : tiles;
+  const int first_tile = blockIdx.y, tile_step = SF_SPLIT == 1 ? gridDim.y : TILES;
   const int first_unit = rank * UNITS / SF_SPLIT + warp, end_unit = (rank + 1) * UNITS / SF_SPLIT;
 
   const Ring ring = {shared + warp * RING_BYTES, shared + BARRIER_OFFSET + warp * SF_SLOTS * 8, evict_first_policy()};
@@ -336,56 +334,59 @@ extern "C" __global__ void __launch_bounds__(SF_WARPS * 32, SF_MIN_CTAS)
   }
   warp_sync();
 #if SF_SPLIT > 1
-  if (threadIdx.x == 0) barrier_expect(shared + EXCHANGE_BARRIER_OFFSET, Tile(p, first_tile, row_tiles).rows * quads_owned_by(rank) * SF_SPLIT * 16);
+  if (threadIdx.x == 0) barrier_expect(shared + EXCHANGE_BARRIER_OFFSET, p.rows * quads_owned_by(rank) * SF_SPLIT * 16);
   cluster_arrive_relaxed();
 #endif
 
   // A warp without units (K is shorter than the CTA is wide) only takes part in the reduction.
-  const Cursor start = {first_unit < end_unit ? first_tile : tiles, first_unit};
+  const Cursor start = {first_unit < end_unit ? first_tile : TILES, first_unit};
   Cursor next = start;
 #pragma unroll
   for (int s = 0; s < SF_SLOTS; s++) {
-    if (next.tile >= tiles) break;
-    if (lane == 0) ring.request_weights(p, Tile(p, next.tile, row_tiles), next.unit, s);
+    if (next.tile >= TILES) break;
+    if (lane == 0) ring.request_weights(p, next.tile, next.unit, s);
     next.advance(first_unit, end_unit, tile_step);
   }
   wait_for_previous_kernel();
   Cursor late = start;
 #pragma unroll
   for (int s = 0; s < SF_SLOTS; s++) {
-    if (late.tile >= tiles) break;
-    ring.request_tokens(p, Tile(p, late.tile, row_tiles), late.unit, s, lane);
-    late.advance(first_unit, end_unit, tile_step);
+    if (late.tile < TILES) {
+      ring.request_tokens(p, late.unit, s, lane);
+      late.advance(first_unit, end_unit, tile_step);
+    }
+    copy_async_commit();
   }
+
+  // Lanes of rows that do not exist read the last row instead: their products land in columns that are never stored.
+  u32 token_offsets[TOKEN_TILES];
+#pragma unroll
+  for (int t = 0; t < TOKEN_TILES; t++) token_offsets[t] = TOKEN_OFFSET + min(8 * t + (lane & 7), p.rows - 1) * TOKEN_PITCH + (lane >> 3) * 16;
 
   int slot = 0;
   u32 parity = 0;
-  for (int index = first_tile; index < tiles; index += tile_step) {
-    const Tile tile(p, index, row_tiles);
-    // Lanes of rows that do not exist read the last row instead: their products land in columns that are never stored.
-    u32 token_offsets[TOKEN_TILES];
-#pragma unroll
-    for (int t = 0; t < TOKEN_TILES; t++) token_offsets[t] = TOKEN_OFFSET + min(8 * t + (lane & 7), tile.rows - 1) * TOKEN_PITCH + (lane >> 3) * 16;
-
+  for (int tile = first_tile; tile < TILES; tile += tile_step) {
     Accumulators total = {};
     for (int unit = first_unit; unit < end_unit; unit += SF_WARPS) {
+      copy_async_wait<SF_SLOTS - 1>();
       barrier_wait(ring.barriers + slot * 8, parity);
+      warp_sync();  // the other lanes' tokens
       multiply_unit(total, ring.slots + slot * SLOT_BYTES, blocks_of(unit), token_offsets, lane);
       warp_sync();  // every lane has read the slot
-      if (next.tile < tiles) {
-        const Tile next_tile(p, next.tile, row_tiles);
-        if (lane == 0) ring.request_weights(p, next_tile, next.unit, slot);
-        ring.request_tokens(p, next_tile, next.unit, slot, lane);
+      if (next.tile < TILES) {
+        if (lane == 0) ring.request_weights(p, next.tile, next.unit, slot);
+        ring.request_tokens(p, next.unit, slot, lane);
         next.advance(first_unit, end_unit, tile_step);
       }
+      copy_async_commit();
       if (++slot == SF_SLOTS) {
         slot = 0;
         parity ^= 1;
       }
     }
 
-    if (index != first_tile) __syncthreads();  // the previous tile's partials have been read
-    store_partial(total, shared + PARTIAL_OFFSET + warp * PARTIAL_BYTES, tile.rows, lane);
+    if (tile != first_tile) __syncthreads();  // the previous tile's partials have been read
+    store_partial(total, shared + PARTIAL_OFFSET + warp * PARTIAL_BYTES, p.rows, lane);
     __syncthreads();
 #if SF_SPLIT > 1
     cluster_wait();  // the barriers of all peers exist
