@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import cache
 
 import numpy as np
 import pytest
@@ -11,10 +12,11 @@ import torch
 import swordfish.formats as formats
 from swordfish.errors import ArgumentError, ArgumentTypeError
 from swordfish.formats import FORMATS, from_awq, from_compressed_tensors, from_gguf, from_gptq
-from swordfish.weights import PackedWeight, QuantizedWeight, dequantize, pack_weight
+from swordfish.weights import QuantizedWeight, dequantize, pack_weight
 from tests.fixtures.oracles import SAMPLES, Sample, decode_awq, decode_compressed_tensors, decode_gptq
 
 
+@cache
 def samples(name: str) -> list[Sample]:
     return SAMPLES[name](np.random.default_rng(7))
 
@@ -97,12 +99,6 @@ def test_columns_read_separately_equal_the_whole() -> None:
         assert np.array_equal(torch.cat(parts, dim=1).numpy(), sample.codes), name
 
 
-def same(a: PackedWeight, b: PackedWeight) -> bool:
-    return (
-        a.scheme == b.scheme and torch.equal(a.words, b.words) and torch.equal(dequantize(a), dequantize(b))
-    )
-
-
 @pytest.mark.filterwarnings("ignore:qzeros holds")
 @pytest.mark.parametrize("version", ["gptq", "gptq_v2"])
 def test_from_gptq(version: str) -> None:
@@ -119,7 +115,6 @@ def test_from_gptq(version: str) -> None:
             checkpoint_format=version,
             dtype=torch.float16,
         )
-        assert same(w, pack_weight(read(version, sample), torch.float16)), sample.label
         assert w.scheme.act_order == (w.perm is not None) == bool(p.act_order), sample.label
         oracle = decode_gptq(t, p.bits, p.group_size or -1, 1 if version == "gptq" else 0)
         assert np.array_equal(dequantize(w).numpy(), oracle.astype(np.float16)), sample.label
@@ -160,7 +155,7 @@ def test_from_compressed_tensors(as_tensor: bool) -> None:
             group_size=p.group_size,
             dtype=torch.float16,
         )
-        assert same(w, pack_weight(read("compressed-tensors", sample), torch.float16)), sample.label
+        assert w.scheme.zeros == ("none" if p.symmetric else "integer"), sample.label
         size = sample.codes.shape[0] if p.group_size == -1 else p.group_size
         half = {**t, "weight_scale": t["weight_scale"].half()}
         oracle = decode_compressed_tensors(half, p.bits, size)

@@ -61,7 +61,7 @@ class FolderCheckpoint:
 
     def layers(self) -> list[str]:
         """Names of all quantised layers, in natural order."""
-        return list(self._store.layers(self._format.required[0]))
+        return self._store.layers(self._format.required[0])
 
     def layer(self, name: str, device: torch.device | str = "cpu") -> Layer:
         """One layer; see :class:`Checkpoint`. Config and tensors must agree on whether it is quantised."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -23,26 +22,18 @@ class TensorStore:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.files = self._index(folder)
+        self._files: dict[str, dict[str, str]] = {}
+        for name, file in self._index(folder).items():
+            layer, _, suffix = name.rpartition(".")
+            self._files.setdefault(layer, {})[suffix] = file
 
     def suffixes(self, layer: str) -> list[str]:
         """Last parts of the names of the tensors that belong to ``layer`` itself."""
-        prefix = layer + "."
-        return [
-            name[len(prefix) :]
-            for name in self.files
-            if name.startswith(prefix) and "." not in name[len(prefix) :]
-        ]
+        return list(self._files.get(layer, ()))
 
-    def layers(self, suffix: str) -> Iterator[str]:
+    def layers(self, suffix: str) -> list[str]:
         """Names of all layers with a tensor called ``suffix``, in natural order (layer 2 before layer 10)."""
-        names = [name[: -len(suffix) - 1] for name in self.files if name.endswith("." + suffix)]
-        yield from sorted(
-            names,
-            key=lambda name: [
-                (part.isdigit(), int(part) if part.isdigit() else 0, part) for part in name.split(".")
-            ],
-        )
+        return sorted((layer for layer, held in self._files.items() if suffix in held), key=_natural)
 
     def read(self, layer: str, suffixes: list[str], device: torch.device | str) -> dict[str, torch.Tensor]:
         """The tensors ``layer.suffix`` by suffix; nothing else is read from the files."""
@@ -50,7 +41,7 @@ class TensorStore:
 
         by_file: dict[str, list[str]] = {}
         for suffix in suffixes:
-            by_file.setdefault(self.files[f"{layer}.{suffix}"], []).append(suffix)
+            by_file.setdefault(self._files[layer][suffix], []).append(suffix)
         tensors: dict[str, torch.Tensor] = {}
         for file, wanted in by_file.items():
             with safe_open(str(self.folder / file), framework="pt", device=str(device)) as reader:
@@ -95,3 +86,7 @@ class TensorStore:
         if not files:
             raise ArgumentError("folder", folder, "a folder with *.safetensors files")
         return files
+
+
+def _natural(name: str) -> list[tuple[bool, int, str]]:
+    return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in name.split(".")]
