@@ -141,6 +141,7 @@ struct Warp {
   std::vector<uint32_t> taint;         // per row: number of the wgmma whose result it holds
   uint32_t mma_issued = 0, mma_waited = 0;
   GroupRef cp_open; std::deque<GroupRef> cp_groups;
+  GroupRef cp_tick; std::vector<GroupRef> cp_ticks;   // cp.async since the last cp.async.mbarrier.arrive, and before
   std::map<int, GroupRef> bulk_open; std::map<int, std::deque<GroupRef>> bulk_groups;   // by lane
   GroupRef mma_open; std::deque<std::pair<GroupRef, uint32_t>> mma_groups;
   std::vector<uint64_t> counts;        // executed instructions by class
@@ -171,7 +172,8 @@ struct AsyncOp {
   Actor actor;                         // filled by Machine::issue
   Cta* cta = nullptr;
   Warp* warp = nullptr;
-  GroupRef group;                      // told when the operation is complete
+  GroupRef group, tick;                // told when the operation is complete
+  std::vector<GroupRef> after;         // must be complete before this one runs
   std::vector<int32_t> rows;           // destination register rows, busy until then
   const char* what = "";
 };
@@ -209,6 +211,7 @@ struct Machine {
   bool checks = true, tcgen05_fences = false;   // tcgen05_fences: a missing tcgen05.fence is a finding
   uint64_t rng = 1, now = 0, step_limit = 0, events = 1, progress = 0, seq = 0;
   int n_agents = 0, n_warps = 0;
+  int next_cluster = 0, n_clusters = 0;
   Cluster* cl = nullptr;
   // results
   std::vector<Finding> findings;
@@ -224,6 +227,7 @@ struct Machine {
 
   void run();
   void run_cluster(int index);
+  int take_cluster();                                 // clusterlaunchcontrol: the next cluster that has not started, or -1
   // Queue an operation issued by `c`. Its actor and clock are set here: it knows what the issuing warp knows.
   AsyncOp& issue(Ctx& c, const Insn& i, const char* what, std::function<void(Machine&, AsyncOp&)> fn);
   void complete(AsyncOp& op);                         // group accounting and register release, after op.run

@@ -193,7 +193,7 @@ static void touch_in_flight(Machine& m, Warp& w, const Insn& i) {
     const int32_t off = i.o[k];
     if (off < 0) continue;
     const int32_t row = off / 128;
-    if (w.n_busy && w.busy[row]) m.force_row(w, row);
+    if (w.n_busy && w.busy[row] && !(i.copy && i.n > 4)) m.force_row(w, row);   // wgmma chains in order by itself
     if (w.taint[row] > w.mma_waited) {
       if (i.copy) continue;
       m.finding("in-flight register", "the result of wgmma is used before wgmma.wait_group", Actor{w.agent, 0, nullptr, false, i.pc, w.id, 0}, w.cta, 0);

@@ -122,8 +122,11 @@ void Machine::run_cluster(int index) {
 
 void Machine::run() {
   stats.assign(code.size(), LineStats{});
-  const int clusters = grid[0] / cluster[0] * (grid[1] / cluster[1]) * (grid[2] / cluster[2]);
-  for (int k = 0; k < clusters && !stop; ++k) run_cluster(k);
+  n_clusters = grid[0] / cluster[0] * (grid[1] / cluster[1]) * (grid[2] / cluster[2]);
+  next_cluster = 0;
+  while (next_cluster < n_clusters && !stop) run_cluster(next_cluster++);
 }
+
+int Machine::take_cluster() { return next_cluster < n_clusters && below(4) ? next_cluster++ : -1; }
 
 }  // namespace sf

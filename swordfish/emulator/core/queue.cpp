@@ -38,9 +38,8 @@ void Machine::complete(AsyncOp& op) {
   ++progress;
   wake();
   for (int32_t row : op.rows) --op.warp->busy[row], --op.warp->n_busy;
-  if (!op.group) return;
-  --op.group->open;
-  op.group->clk.join(op.clk);
+  for (const GroupRef& g : {op.group, op.tick})
+    if (g) --g->open, g->clk.join(op.clk);
 }
 
 static void execute(Machine& m, Cluster& cl, size_t at) {
@@ -62,7 +61,8 @@ bool Machine::run_async(bool idle) {
         if (std::find(channels.begin(), channels.end(), op.channel) != channels.end()) continue;
         channels.push_back(op.channel);
       }
-      if (idle || op.due <= now) eligible.push_back(k);
+      const bool held = std::any_of(op.after.begin(), op.after.end(), [](const GroupRef& g) { return g->open > 0; });
+      if (!held && (idle || op.due <= now)) eligible.push_back(k);
     }
     if (eligible.empty()) return any;
     size_t pick = eligible[below(uint32_t(eligible.size()))];

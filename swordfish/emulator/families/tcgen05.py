@@ -74,8 +74,14 @@ def _ldst(d: Decoder, op: Op) -> None:
     rows = [d.dst(r) for r in registers] if load else [d.src(r, 4) for r in registers]
     offset = literal(split[0], 4) or 0 if split else 0
     packed = int(bool(op.any("pack::16b", "unpack::16b")))
-    d.emit(f"tcgen05.{op.mods[0]}", [*rows, _window(d, address)], [_LDST_SHAPES.index(shape), repeats, packed], offset,
-           cls="tcgen05", sync=SYNC_ALIGNED)  # fmt: skip
+    d.emit(
+        f"tcgen05.{op.mods[0]}",
+        [*rows, _window(d, address)],
+        [_LDST_SHAPES.index(shape), repeats, packed],
+        offset,
+        cls="tcgen05",
+        sync=SYNC_ALIGNED,
+    )
 
 
 def _wait(d: Decoder, op: Op) -> None:
@@ -133,9 +139,21 @@ def _mma(d: Decoder, op: Op) -> None:
     )
 
 
-_FORMS = {"alloc": _alloc, "dealloc": _dealloc, "relinquish_alloc_permit": _relinquish, "ld": _ldst, "st": _ldst,
-          "wait::ld": _wait, "wait::st": _wait, "fence::before_thread_sync": _fence, "fence::after_thread_sync": _fence,
-          "commit": _commit, "cp": _cp, "shift": _shift, "mma": _mma}  # fmt: skip
+_FORMS = {
+    "alloc": _alloc,
+    "dealloc": _dealloc,
+    "relinquish_alloc_permit": _relinquish,
+    "ld": _ldst,
+    "st": _ldst,
+    "wait::ld": _wait,
+    "wait::st": _wait,
+    "fence::before_thread_sync": _fence,
+    "fence::after_thread_sync": _fence,
+    "commit": _commit,
+    "cp": _cp,
+    "shift": _shift,
+    "mma": _mma,
+}
 
 
 @family("tcgen05")

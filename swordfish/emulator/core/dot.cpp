@@ -1,0 +1,118 @@
+#include "dot.hpp"
+
+#include <algorithm>
+#include <vector>
+
+#include "core.hpp"
+
+namespace sf {
+
+DotModel dot_model(DotKind kind, int arch) {
+  const bool hopper = arch < 100;
+  switch (kind) {
+    case DotKind::F16: return {16, 25, false};
+    case DotKind::TF32: return {8, 25, false};
+    case DotKind::F8: return {32, hopper ? 13 : 25, false};
+  }
+  return {16, 25, false};
+}
+
+Operand operand(uint32_t bits, const Format& f) {
+  const uint32_t e = bits >> f.mant & ((1u << f.ebits) - 1);
+  const float v = float(decode(bits, f));
+  if (v != v || std::isinf(v)) return {v, EXP_SPECIAL};
+  if (v == 0) return {v, EXP_ZERO};
+  return {v, std::max(int(e), 1) - f.bias};
+}
+
+static float truncate_to_f32(int64_t sum, int scale) {
+  if (!sum) return 0.0f;
+  return f32_of(encode(std::ldexp(double(sum), scale), F32, RZ));
+}
+
+static int exponent_of(float c) {
+  const int e = int(bits_of(c) >> 23 & 255);
+  return c == 0 ? EXP_ZERO : e == 255 ? EXP_SPECIAL : std::max(e, 1) - 127;
+}
+
+// One block of one output in full generality.
+static float block_slow(const DotModel& m, int K, const float* a, const int* ea, const float* b, const int* eb, int pitch, float c) {
+  int top = exponent_of(c);
+  bool special = top == EXP_SPECIAL;
+  for (int k = 0; k < K; ++k) {
+    special |= ea[k] == EXP_SPECIAL || eb[k * pitch] == EXP_SPECIAL;
+    if (ea[k] != EXP_ZERO && eb[k * pitch] != EXP_ZERO) top = std::max(top, ea[k] + eb[k * pitch]);
+  }
+  if (special) {
+    float s = c;
+    for (int k = 0; k < K; ++k) s += (ea[k] == EXP_SPECIAL || eb[k * pitch] == EXP_SPECIAL) ? a[k] * b[k * pitch] : 0.0f;
+    return canon(s);
+  }
+  if (top == EXP_ZERO) return 0.0f;
+  const int shift = m.frac - top;
+  int64_t sum = int64_t(std::trunc(std::ldexp(double(c), shift)));
+  for (int k = 0; k < K; ++k) sum += int64_t(std::trunc(std::ldexp(double(a[k]) * double(b[k * pitch]), shift)));
+  return truncate_to_f32(sum, -shift);
+}
+
+// V outputs of a row at once, in a form that the compiler vectorises. Returns false when a value is out of the range in
+// which float products and int32 terms are exact.
+constexpr int V = 16;
+static bool block_fast(const DotModel& m, int K, const float* a, const int* ea, const float* b, const int* eb, int pitch, float* c) {
+  int top[V];
+  for (int v = 0; v < V; ++v) {
+    const uint32_t u = bits_of(c[v]), e = u >> 23 & 255;
+    top[v] = (u << 1) == 0 ? EXP_ZERO : int(std::max(e, 1u)) - 127;
+  }
+  for (int k = 0; k < K; ++k) {
+    const int x = ea[k];
+    const int* y = eb + k * pitch;
+    for (int v = 0; v < V; ++v) top[v] = std::max(top[v], x + y[v]);
+  }
+  int lo = 1 << 20, hi = -(1 << 20);
+  for (int v = 0; v < V; ++v) {
+    top[v] = top[v] < -9000 ? 0 : top[v];   // every term is zero
+    lo = std::min(lo, top[v]), hi = std::max(hi, top[v]);
+  }
+  if (lo < -90 || hi > 120) return false;
+  float scale[V];
+  int32_t s0[V], s1[V];
+  for (int v = 0; v < V; ++v) {
+    scale[v] = f32_of(uint32_t(127 + m.frac - top[v]) << 23);
+    s0[v] = int32_t(c[v] * scale[v]), s1[v] = 0;
+  }
+  const int half = K / 2;
+  for (int k = 0; k < half; ++k) {
+    const float x = a[k];
+    const float* y = b + k * pitch;
+    for (int v = 0; v < V; ++v) s0[v] += int32_t(x * y[v] * scale[v]);
+  }
+  for (int k = half; k < K; ++k) {
+    const float x = a[k];
+    const float* y = b + k * pitch;
+    for (int v = 0; v < V; ++v) s1[v] += int32_t(x * y[v] * scale[v]);
+  }
+  for (int v = 0; v < V; ++v) {
+    const double sum = double(s0[v]) + double(s1[v]);
+    const double cut = f64_of(bits_of(sum) & ~((1ull << 29) - 1));
+    c[v] = float(cut * f64_of(uint64_t(1023 + top[v] - m.frac) << 52));
+  }
+  return true;
+}
+
+void dot(const DotModel& model, int M, int N, int K, const float* a, const int* ea, const float* b, const int* eb, float* c, int ldc) {
+  for (int r = 0; r < M; ++r)
+    for (int k = 0; k < K; k += model.block) {
+      const int n_k = std::min(model.block, K - k);
+      const float* ar = a + r * K + k;
+      const int* er = ea + r * K + k;
+      int n = 0;
+      for (; n + V <= N; n += V)
+        if (!(model.frac <= 25 && n_k <= 16 && block_fast(model, n_k, ar, er, b + k * N + n, eb + k * N + n, N, c + r * ldc + n)))
+          for (int v = 0; v < V; ++v)
+            c[r * ldc + n + v] = block_slow(model, n_k, ar, er, b + k * N + n + v, eb + k * N + n + v, N, c[r * ldc + n + v]);
+      for (; n < N; ++n) c[r * ldc + n] = block_slow(model, n_k, ar, er, b + k * N + n, eb + k * N + n, N, c[r * ldc + n]);
+    }
+}
+
+}  // namespace sf

@@ -1,0 +1,29 @@
+// The arithmetic of the tensor cores, in one place: a fused dot product whose terms are aligned, truncated and summed.
+//
+// For each block of `block` products: products are exact; every term, the accumulator included, is aligned to the
+// largest exponent (of a product: the sum of its operands' exponents, not normalised) and truncated after `frac`
+// fraction bits; the sum is exact and truncated to fp32. Sources: Fasi, Higham, Mikaitis, Pranesh, "Numerical behavior of
+// NVIDIA tensor cores" (2021); Li et al., "FTTN" (2024), for the bits kept by each generation.
+#pragma once
+#include "fp.hpp"
+
+namespace sf {
+
+struct DotModel {
+  int block;         // products summed at once
+  int frac;          // fraction bits kept below the largest exponent
+  bool zero_counts;  // a zero product takes part in the search for the largest exponent
+};
+enum class DotKind { F16, TF32, F8 };
+DotModel dot_model(DotKind kind, int arch);
+
+constexpr int EXP_ZERO = -20000, EXP_SPECIAL = 20000;   // exponents of zero, and of infinity and NaN
+
+// Value and exponent of an operand as the multiplier sees it: subnormals keep the format's smallest exponent.
+struct Operand { float v; int e; };
+Operand operand(uint32_t bits, const Format& f);
+
+// c[m][n] (row pitch ldc) += sum_k a[m][k] b[k][n]; values and exponents as separate arrays, b with row pitch N.
+void dot(const DotModel& model, int M, int N, int K, const float* a, const int* ea, const float* b, const int* eb, float* c, int ldc);
+
+}  // namespace sf

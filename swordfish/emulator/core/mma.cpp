@@ -1,0 +1,73 @@
+// mma.sync: m16n8 with 16-bit, tf32, fp8 and 8-bit integer operands, A row-major and B column-major fragments.
+#include <algorithm>
+
+#include "dot.hpp"
+#include "core.hpp"
+
+namespace sf {
+
+enum Elem { E_F16, E_BF16, E_TF32, E_S8, E_U8, E_E4M3, E_E5M2 };
+static const Format& format(int e) {
+  static const Format none{};
+  return e == E_F16 ? F16 : e == E_BF16 ? BF16 : e == E_TF32 ? TF32 : e == E_E4M3 ? E4M3 : e == E_E5M2 ? E5M2 : none;
+}
+
+// o: d.., a.., b.., c..; m[0] K, m[1] A type, m[2] B type, m[3] accumulator: 0 f32, 1 f16, 2 s32; m[4] saturate
+SF_OP("mma") {
+  const int K = i.m[0], E = i.m[1] == E_TF32 ? 1 : i.m[1] <= E_BF16 ? 2 : 4, bits = 32 / E;
+  const bool half_acc = i.m[3] == 1;
+  const int nd = half_acc ? 2 : 4, na = K / (4 * E) * 2, nb = K / (4 * E);
+  const int32_t *od = i.o, *oa = od + nd, *ob = oa + na, *oc = ob + nb;
+  const uint32_t mask = bits == 32 ? ~0u : (1u << bits) - 1;
+  auto a_at = [&](int row, int k) { return c.r32(oa[(row >= 8) + 2 * (k / (4 * E))])[row % 8 * 4 + k % (4 * E) / E] >> (bits * (k % E)) & mask; };
+  auto b_at = [&](int k, int n) { return c.r32(ob[k / (4 * E)])[n * 4 + k % (4 * E) / E] >> (bits * (k % E)) & mask; };
+  if (i.m[3] == 2) {
+    auto signed_of = [](uint32_t v, int type) { return type == E_S8 ? int32_t(int8_t(v)) : int32_t(v & 255); };
+    int32_t out[16][8];
+    for (int r = 0; r < 16; ++r)
+      for (int n = 0; n < 8; ++n) {
+        int64_t s = int32_t(c.r32(oc[(r >= 8) * 2 + (n & 1)])[r % 8 * 4 + n / 2]);
+        for (int k = 0; k < K; ++k) s += int64_t(signed_of(a_at(r, k), i.m[1])) * signed_of(b_at(k, n), i.m[2]);
+        if (i.m[4]) s = s > INT32_MAX ? INT32_MAX : s < INT32_MIN ? INT32_MIN : s;
+        out[r][n] = int32_t(uint32_t(uint64_t(s)));
+      }
+    for (int r = 0; r < 16; ++r)
+      for (int n = 0; n < 8; ++n) c.r32(od[(r >= 8) * 2 + (n & 1)])[r % 8 * 4 + n / 2] = uint32_t(out[r][n]);
+    return Flow::Next;
+  }
+  float a[16 * 64], b[64 * 16] = {0}, acc[16 * 16] = {0};
+  int ea[16 * 64], eb[64 * 16];
+  std::fill(eb, eb + 64 * 16, EXP_ZERO);
+  const int drop = i.m[1] == E_TF32 ? 13 : 0;   // tf32 operands are the upper 19 bits of an f32
+  for (int r = 0; r < 16; ++r)
+    for (int k = 0; k < K; ++k) {
+      const Operand x = operand(a_at(r, k) >> drop, format(i.m[1]));
+      a[r * K + k] = x.v, ea[r * K + k] = x.e;
+    }
+  for (int k = 0; k < K; ++k)
+    for (int n = 0; n < 8; ++n) {   // columns 8..15 are padding for the vector width
+      const Operand x = operand(b_at(k, n) >> drop, format(i.m[2]));
+      b[k * 16 + n] = x.v, eb[k * 16 + n] = x.e;
+    }
+  for (int r = 0; r < 16; ++r)
+    for (int n = 0; n < 8; ++n) {
+      const int lane = r % 8 * 4 + n / 2;
+      acc[r * 16 + n] = half_acc ? half_to_float(c.r32(oc[r >= 8])[lane] >> (16 * (n & 1)) & 0xffff) : f32_of(c.r32(oc[(r >= 8) * 2 + (n & 1)])[lane]);
+    }
+  const DotModel model = dot_model(i.m[1] <= E_BF16 ? DotKind::F16 : i.m[1] == E_TF32 ? DotKind::TF32 : DotKind::F8, c.m.arch);
+  dot(model, 16, 16, K, a, ea, b, eb, acc, 16);
+  for (int r = 0; r < 16; ++r)
+    for (int n = 0; n < 8; ++n) {
+      const int lane = r % 8 * 4 + n / 2;
+      const float v = acc[r * 16 + n];
+      if (half_acc) {
+        uint32_t& d = c.r32(od[r >= 8])[lane];
+        d = (n & 1) ? (d & 0xffff) | float_to_half(v) << 16 : float_to_half(v);
+      } else {
+        c.r32(od[(r >= 8) * 2 + (n & 1)])[lane] = bits_of(v);
+      }
+    }
+  return Flow::Next;
+}
+
+}  // namespace sf
