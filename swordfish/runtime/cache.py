@@ -15,6 +15,7 @@ import contextlib
 import hashlib
 import json
 import os
+import tempfile
 import threading
 import warnings
 from collections.abc import Mapping
@@ -127,13 +128,11 @@ class ArtifactCache:
         probe = self.directory
         while not probe.exists() and probe != probe.parent:
             probe = probe.parent
-        writable = probe.is_dir() and os.access(probe, os.W_OK | os.X_OK)
+        writable = _writable(probe)
         return CacheInfo(
             directory=self.directory,
             writable=writable,
-            problem=""
-            if writable
-            else f"{probe} cannot be written; set {CACHE_DIR_VARIABLE} to another directory",
+            problem="" if writable else f"{probe} cannot be written; set {CACHE_DIR_VARIABLE} to another one",
             entries=len(files),
             size_bytes=sum(_size(path) for path in files),
             max_bytes=self.max_bytes,
@@ -183,6 +182,15 @@ def default_cache() -> ArtifactCache:
     if cache is None:
         cache = _default.setdefault(directory, ArtifactCache(directory))
     return cache
+
+
+def _writable(folder: Path) -> bool:
+    """Whether a file can be made there; tried, because permission bits do not tell for every file system."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
 
 
 def _size(path: Path) -> int:
