@@ -13,17 +13,14 @@ __all__ = ["missing_operators", "operators", "weight_type"]
 
 
 def missing_operators(*names: str) -> str | None:
-    """``None`` if vLLM imports and one of the compiled operators ``_C::names`` exists, else the reason why
-    not."""
+    """``None`` if vLLM imports and offers one of these operators, else the reason why not."""
     if not torch.cuda.is_available():
         return "no CUDA device"
     try:
-        operators()
+        found = operators()
     except Exception as error:  # an optional package that is broken or absent must not stop the others
         return f"vllm is not importable: {error}"
-    if any(hasattr(torch.ops._C, name) for name in names):
-        return None
-    return f"vllm was built without {' or '.join(names)}"
+    return None if any(hasattr(found, name) for name in names) else f"vllm has no {' or '.join(names)}"
 
 
 def operators() -> Any:
