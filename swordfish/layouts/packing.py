@@ -149,6 +149,7 @@ def pack_words(
         source = codes
     k, n = source.shape
     packed_k = k if rows is None else int(rows.numel())
+    rows = None if rows is None else rows.to(source.device)
     recipe = _recipe(bits)
     words = torch.empty(packed_shape(packed_k, n, bits), dtype=torch.int32, device=source.device)
     padding = 1 << (bits - 1)
@@ -183,7 +184,6 @@ def _slabs(rows: int, n: int) -> Iterator[tuple[int, int]]:
 def _take_rows(part: torch.Tensor, rows: torch.Tensor | None, padding: int) -> torch.Tensor:
     if rows is None:
         return part
-    rows = rows.to(part.device)
     taken = part.index_select(0, rows.clamp_min(0))
     return taken.masked_fill_((rows < 0).unsqueeze(1), padding)
 
