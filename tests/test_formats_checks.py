@@ -203,3 +203,32 @@ def test_sources_may_be_views() -> None:
     tall.zero_()
     wide.zero_()
     assert np.array_equal(dequantize(w).numpy(), layer["values"])  # nothing of the source is kept
+
+
+def test_row_shards_that_cut_a_group_say_so_by_g_idx() -> None:
+    layer = make(k=384, group_size=128)
+    scales, g_idx = torch.from_numpy(layer["scales"]), torch.from_numpy(layer["g_idx"])
+    parts = []
+    for start, first in ((0, 0), (192, 1)):
+        rows = slice(start, start + 192)
+        w = gptq(
+            layer,
+            qweight=pack_rows(layer["codes"][rows], 4),
+            scales=scales[first : first + 2],
+            g_idx=g_idx[rows] - first,
+        )
+        parts.append(dequantize(w).numpy())
+    assert np.array_equal(np.concatenate(parts), layer["values"])
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float16])
+def test_unpacked_zero_points_of_gptq_and_awq_are_refused(dtype: torch.dtype) -> None:
+    layer = make()
+    zeros = torch.full((K // GROUP, N), 8).to(dtype)
+    with pytest.raises(ArgumentTypeError, match=r"qzeros=torch.* of shape \(4, 64\) .*expected torch.int32"):
+        gptq(layer, qzeros=zeros)
+    with pytest.raises(ArgumentTypeError, match=r"qzeros=torch.* of shape \(4, 64\) .*expected torch.int32"):
+        scales = torch.from_numpy(layer["scales"])
+        from_awq(pack_awq(layer["codes"]), scales, zeros, group_size=64, dtype=torch.float16)
+    with pytest.raises(ArgumentError, match=r"qzeros.shape=\(8, 4\) .*expected \(4, 8\)"):
+        gptq(layer, qzeros=torch.full((8, 4), 0x77777777, dtype=torch.int32))
