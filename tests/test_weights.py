@@ -91,7 +91,7 @@ class TestValues:
         exponents=st.tuples(st.integers(-30, 0), st.integers(-30, 0)),
         dtype=st.sampled_from(["float16", "bfloat16"]),
     )
-    @settings(max_examples=400, deadline=None, derandomize=True)
+    @settings(max_examples=200, deadline=None, derandomize=True)
     def test_offset_sum_is_rounded_once(
         self, code: int, scale: float, zero: float, exponents: tuple[int, int], dtype: str
     ) -> None:
