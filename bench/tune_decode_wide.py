@@ -68,7 +68,7 @@ def estimate(config: WideConfig, k: int, n: int, bits: int, sms: int) -> float:
 
 
 def candidates(scheme: Scheme, m: int, k: int, n: int, props: DeviceProps, wgmma: bool) -> list[WideConfig]:
-    """Configurations worth timing: for every cut of the machine its most promising splits, then variants of those."""
+    """Configurations worth timing: for every cut of the machine its most promising splits, then variants."""
     tokens = next(b for b in BUCKETS if b >= m)
     ranked: list[tuple[float, WideConfig]] = []
     for tiles, groups, ctas, in_place in itertools.product(

@@ -39,10 +39,10 @@ decode_wide(const u8* words, const u16* scales, const u16* zeros, const u16* x, 
     }
     fence_barrier_init();
   }
+  const WeightCopy weight_copy(p, words, scales, zeros, shared, first_block, first_stage);
+  weight_copy.clear_missing_columns();
   cta_sync();
   if (SF_SPLIT > 1) cluster_arrive_relaxed();
-
-  const WeightCopy weight_copy(p, words, scales, zeros, shared, first_block, first_stage);
   const u32 row_bytes = weight_copy.fill_row();
 #pragma unroll 1
   for (int i = 0; i < min(WEIGHT_SLOTS, stages); i++) weight_copy.fill(true, i, i, i == 0 ? row_bytes : 0);
@@ -87,6 +87,7 @@ decode_wide(const u8* words, const u16* scales, const u16* zeros, const u16* x, 
         },
         [&] {
           if (stage + 1 < stages) barrier_wait(shared + BARRIERS_AT + next_slot * 8, parity);
+          return stage + 1 < stages;
         });
     slot = next_slot;
     token_slot = token_slot + 1 == TOKEN_SLOTS ? 0 : token_slot + 1;

@@ -32,6 +32,19 @@ struct WeightCopy {
     leader = p.lane == 0;
   }
 
+  // Columns past the last block get scale 0: nothing copies there, and nothing they yield is stored. Before the first CTA barrier.
+  SF_DEVICE void clear_missing_columns() const {
+    if (N_BLOCKS % BLOCKS == 0) return;
+    for (int slot = 0; slot < (CHANNELWISE ? 1 : WEIGHT_SLOTS); slot++) {
+      const u32 rows_at = CHANNELWISE ? shared + ROW_AT : shared + WEIGHTS_AT + slot * WEIGHT_SLOT_BYTES + WEIGHT_BYTES;
+      for (int row = 0; row < PARAMETER_ROWS * (CHANNELWISE ? 1 : SCALE_ROWS); row++) {
+        for (int byte = row_bytes + threadIdx.x * 4; byte < SCALE_ROW_BYTES; byte += THREADS * 4) {
+          store_float(rows_at + row * SCALE_ROW_BYTES + byte, 0.0f);
+        }
+      }
+    }
+  }
+
   // Fills slot with stage `index` of this CTA. `extra` bytes are copied by the caller on the same barrier.
   SF_DEVICE void fill(bool go, int index, int slot, u32 extra = 0) const {
     const int stage = first_stage + index;
@@ -92,17 +105,18 @@ struct TokenCopy {
     rows = m - row;
   }
 
-  // One commit group per call, empty or not. Rows past M are left as they are: they only reach columns of D that are never stored.
+  // One commit group per call, empty or not. Rows past M and k past K are zeros.
   SF_DEVICE void fill(bool go, int index, int slot) const {
-    const int valid = go ? rows : 0;
 #pragma unroll
     for (int panel = 0; panel < STAGE_BLOCKS; panel++) {
-      u32 bytes = 16;
-      if (K_BLOCKS % STAGE_BLOCKS) bytes = first_k + index * STAGE_K + panel * 64 < SF_K ? 16 : 0;
+      int valid = rows;
+      if (K_BLOCKS % STAGE_BLOCKS && first_k + index * STAGE_K + panel * 64 >= SF_K) valid = 0;
 #pragma unroll
-      for (int row = 0; row < TOKENS; row += ROWS)
-        copy_async_if(row < valid, at + slot * TOKEN_SLOT_BYTES + panel * PANEL_BYTES + row * 128,
-                      x + (i64)index * STAGE_K + panel * 64 + row * stride, bytes);
+      for (int row = 0; row < TOKENS; row += ROWS) {
+        const bool inside = TOKENS % ROWS == 0 || row + (int)(threadIdx.x >> 3) < TOKENS;
+        copy_async_if(go && inside, at + slot * TOKEN_SLOT_BYTES + panel * PANEL_BYTES + row * 128,
+                      x + (i64)index * STAGE_K + panel * 64 + row * stride, row < valid ? 16 : 0);
+      }
     }
     copy_async_commit();
   }

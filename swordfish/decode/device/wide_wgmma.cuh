@@ -44,7 +44,7 @@ struct Products {
   }
 
   // One stage. On entry its first batch is dequantised and nothing is in flight; on exit the same holds for the next stage. `refill` runs
-  // beside the first products; after `ready` the next slot may be read.
+  // beside the first products; `ready` waits for the next slot and says whether there is one.
   template <class Refill, class Ready>
   SF_DEVICE void stage(int slot, int next_slot, u32 tokens_at, Refill refill, Ready ready) {
     const u64 tokens = wgmma_descriptor(tokens_at);
@@ -66,8 +66,7 @@ struct Products {
     }
     wgmma_wait<1>();
     if (!DRAIN) end_segment(BATCHES - 2);
-    ready();
-    load_words(0, next_slot);
+    if (ready()) load_words(0, next_slot);
     dequantise(0, next_slot);
     wgmma_wait<0>();
     if (DRAIN) end_segments(DEPTHS - 1);
