@@ -20,11 +20,10 @@ from bench.harness import (
     clone_state,
     estimate_us,
     launches_per_graph,
-    measure,
     rotation_count,
     state_bytes,
 )
-from bench.session import Session, failure, rounds_for, summarize_clocks
+from bench.session import Session, failure
 from bench.shapes import Problem
 
 __all__ = ["Chain", "run_chain"]
@@ -114,7 +113,7 @@ def run_chain(session: Session, problems: Sequence[Problem], m: int) -> None:
         if contender is not None:
             contenders.append(contender)
     if contenders:
-        _time(session, contenders, rows)
+        session.time(contenders, rows)
     session.rows += rows.values()
     session.log(f"chain M={m}: " + "  ".join(_entry(row) for row in rows.values()))
 
@@ -145,20 +144,6 @@ def _contender(session: Session, chain: Chain, x: torch.Tensor, row: dict[str, A
             row["error"] = f"wrong result in the graph: {verdict.message}"
             return None
     return Contender(adapter.name, graph, layers)
-
-
-def _time(session: Session, contenders: Sequence[Contender], rows: dict[str, dict[str, Any]]) -> None:
-    clocks: list[dict[str, float | None]] = []
-    timings = measure(
-        contenders,
-        session.backend,
-        rounds=rounds_for(0.0, session.rounds),
-        sample=lambda: clocks.append(session.read_clocks()),
-    )
-    state = summarize_clocks(clocks)
-    for name, timing in timings.items():
-        values = asdict(timing)
-        rows[name] |= {"us": values.pop("median_us"), **values, "clocks": state}
 
 
 def _entry(row: dict[str, Any]) -> str:

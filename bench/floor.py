@@ -7,7 +7,7 @@ The floor of a shape is the fastest of them on that many bytes (:func:`choose`),
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -211,6 +211,7 @@ def choose(
     readers: Sequence[Reader] = READERS,
     device: torch.device | str = "cuda",
     rounds: int = 7,
+    sample: Callable[[], None] | None = None,
 ) -> dict[str, float]:
     """Time every reader on this many cold bytes, keep the fastest, and return microseconds by label."""
     buffers = [floor.buffer(packed_bytes, device) for _ in range(rotation_count(packed_bytes, l2_bytes))]
@@ -220,7 +221,9 @@ def choose(
         calls = [functools.partial(floor.read, reader, state) for state in buffers]
         graph, _ = backend.capture(calls, repeats)
         contenders.append(Contender(reader.label, graph, repeats * len(buffers)))
-    times = {name: t.median_us for name, t in measure(contenders, backend, rounds=rounds).items()}
+    times = {
+        name: t.median_us for name, t in measure(contenders, backend, rounds=rounds, sample=sample).items()
+    }
     best = min(readers, key=lambda reader: times[reader.label])
     floor.choose_reader(packed_bytes, best)
     return times

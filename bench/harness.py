@@ -36,6 +36,9 @@ SMALL_LAYER_BUFFERS = 30
 SMALL_LAYER_BYTES = 1 << 30
 MIN_BUFFERS = 2
 
+WARM_UP_US = 100_000.0
+"""Replays before the first sample: clocks take tens of milliseconds to rise from idle."""
+
 GRAPH_US = 2000.0
 MAX_LAUNCHES = 512
 
@@ -210,29 +213,48 @@ def measure(
     backend: Backend,
     *,
     rounds: int = 20,
-    warmup: int = 2,
+    warm_up_us: float | None = None,
     sample: Callable[[], None] | None = None,
 ) -> dict[str, Timing]:
     """Replay every contender once a round, starting each round with another one; time per unit of each.
 
-    ``sample`` is called once a round with the round's work queued and not waited for: the moment to read
-    clocks. Names must be distinct. Warm-up rounds are run and dropped.
+    Rounds are first run and dropped until ``warm_up_us`` (default :data:`WARM_UP_US`) have passed on the
+    device, two at least. ``sample`` is then called once a round with the round's work queued and not waited
+    for: the moment to read clocks. Names must be distinct.
     """
     names = [contender.name for contender in contenders]
     if len(set(names)) != len(names):
         raise ValueError(f"contenders={names} is not allowed: expected distinct names")
+    if not contenders:
+        return {}
+    warm_up_us = WARM_UP_US if warm_up_us is None else warm_up_us
     samples: dict[str, list[float]] = {name: [] for name in names}
-    for number in range(warmup + rounds):
-        first = number % max(len(contenders), 1)
-        stamps: list[tuple[Contender, Any, Any]] = []
-        for contender in [*contenders[first:], *contenders[:first]]:
-            start = backend.mark()
-            backend.replay(contender.graph)
-            stamps.append((contender, start, backend.mark()))
-        if sample is not None and number >= warmup:
+    number, spent = 0, 0.0
+    while number < 2 or spent < warm_up_us:
+        stamps = _round(contenders, backend, number)
+        backend.synchronize()
+        spent += max(backend.elapsed_us(stamps[0][1], stamps[-1][2]), 1.0)
+        number += 1
+    for _ in range(rounds):
+        stamps = _round(contenders, backend, number)
+        if sample is not None:
             sample()
         backend.synchronize()
-        if number >= warmup:
-            for contender, start, end in stamps:
-                samples[contender.name].append(backend.elapsed_us(start, end) / contender.units)
+        for contender, start, end in stamps:
+            samples[contender.name].append(backend.elapsed_us(start, end) / contender.units)
+        number += 1
     return {name: Timing.from_samples(values) for name, values in samples.items()}
+
+
+def _round(
+    contenders: Sequence[Contender], backend: Backend, number: int
+) -> list[tuple[Contender, Any, Any]]:
+    """Queue one replay of each, beginning with contender ``number`` modulo their count; contender, start,
+    end."""
+    first = number % len(contenders)
+    stamps = []
+    for contender in [*contenders[first:], *contenders[:first]]:
+        start = backend.mark()
+        backend.replay(contender.graph)
+        stamps.append((contender, start, backend.mark()))
+    return stamps

@@ -121,8 +121,29 @@ class Session:
     def tune_floors(self, packed_bytes: int, shape: str) -> None:
         """Pick the fastest way to read this many bytes, for each floor."""
         for floor in self.floors:
-            times = choose(floor, packed_bytes, self.backend, self.l2_bytes, device=self.device)
-            self.readers.append({"shape": shape, "floor": floor.name, "bytes": packed_bytes, "us": times})
+            clocks = _Clocks(self.read_clocks)
+            times = choose(
+                floor, packed_bytes, self.backend, self.l2_bytes, device=self.device, sample=clocks.sample
+            )
+            self.readers.append(
+                {
+                    "shape": shape,
+                    "floor": floor.name,
+                    "bytes": packed_bytes,
+                    "us": times,
+                    "clocks": clocks.summary(),
+                }
+            )
+
+    def time(
+        self, contenders: Sequence[Contender], rows: dict[str, dict[str, Any]], rounds: int | None = None
+    ) -> None:
+        """Measure, and put times and clocks into the rows of the same names."""
+        clocks = _Clocks(self.read_clocks)
+        timings = measure(contenders, self.backend, rounds=rounds or self.rounds, sample=clocks.sample)
+        for name, timing in timings.items():
+            values = asdict(timing)
+            rows[name] |= {"us": values.pop("median_us"), **values, "clocks": clocks.summary()}
 
     def run(self, problem: Problem, ms: Sequence[int]) -> None:
         """Time every implementation and floor on one weight for each M."""
@@ -150,7 +171,7 @@ class Session:
                 if contender is not None:
                     contenders.append(contender)
             del exact
-            self._time(contenders, rows)
+            self.time(contenders, rows, rounds_for(self._replay_us(contenders), self.rounds))
             self.rows += rows.values()
             self.log(_summary(problem, m, rows))
 
@@ -204,22 +225,30 @@ class Session:
             return None
         return Contender(entry.adapter.name, graph, row["launches"])
 
-    def _time(self, contenders: Sequence[Contender], rows: dict[str, dict[str, Any]]) -> None:
-        if not contenders:
-            return
-        clocks: list[dict[str, float | None]] = []
-        start = self.backend.mark()
-        self.backend.replay(contenders[-1].graph)
-        end = self.backend.mark()
-        self.backend.synchronize()
-        rounds = rounds_for(self.backend.elapsed_us(start, end), self.rounds)
-        timings = measure(
-            contenders, self.backend, rounds=rounds, sample=lambda: clocks.append(self.read_clocks())
-        )
-        state = summarize_clocks(clocks)
-        for name, timing in timings.items():
-            values = asdict(timing)
-            rows[name] |= {"us": values.pop("median_us"), **values, "clocks": state}
+    def _replay_us(self, contenders: Sequence[Contender]) -> float:
+        """The longest replay."""
+        longest = 0.0
+        for contender in contenders:
+            start = self.backend.mark()
+            self.backend.replay(contender.graph)
+            end = self.backend.mark()
+            self.backend.synchronize()
+            longest = max(longest, self.backend.elapsed_us(start, end))
+        return longest
+
+
+class _Clocks:
+    """Samples of the clocks and their summary."""
+
+    def __init__(self, read: Callable[[], dict[str, float | None]]) -> None:
+        self._read = read
+        self._samples: list[dict[str, float | None]] = []
+
+    def sample(self) -> None:
+        self._samples.append(self._read())
+
+    def summary(self) -> dict[str, float]:
+        return summarize_clocks(self._samples)
 
 
 def summarize_clocks(samples: Sequence[dict[str, float | None]]) -> dict[str, float]:
