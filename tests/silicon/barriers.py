@@ -8,6 +8,7 @@ import numpy as np
 
 from .case import Arg, Case
 from .data import Stream
+from .elementwise import f32_patterns
 from .ptx import copy_in, copy_out, kernel, mbarrier_wait, thread0
 
 __all__ = ["cases"]
@@ -417,7 +418,7 @@ def _reduction_operands(name: str, op: str, kind: str, words: int) -> list[Arg]:
         mask = np.uint32(0x9FFF9FFF if kind == "f16" else 0xBFFFBFFF)
         return [s.u32(words) & mask, s.u32(words) & mask]
     if kind == "f32":
-        return [(s.u32(words) & np.uint32(0x83FFFFFF)) + np.uint32(0x3E000000) for _ in range(2)]
+        return [f32_patterns(s, 120 + words, -140, -120)[-words:] for _ in range(2)]
     if kind == "f64":
         return [
             ((s.u64(words // 2) & np.uint64(0x807FFFFFFFFFFFFF)) + np.uint64(0x3FC0000000000000)).view(

@@ -234,7 +234,7 @@ def _atomics() -> Case:
     """Integer atomics of all CTAs on the shared memory of rank 0, in any order; exchange and compare-and-swap one by one."""
     body = [
         _RANKS,
-        "mad.lo.u32 %r1, tid, 4, smem;\nst.shared.u32 [%r1], 0;\nst.shared.u32 [%r1+128], 1000;\nst.shared.u32 [%r1+256], tid;",
+        "mad.lo.u32 %r1, tid, 4, smem;\nst.shared.u32 [%r1], 0;\nst.shared.u32 [%r1+128], 1000;\nst.shared.u32 [%r1+256], tid;\nst.shared.u32 [%r1+384], 9;",
         _MEET,
         "mapa.shared::cluster.u32 remote, smem, 0;\nand.b32 %r2, tid, 7;\nmad.lo.u32 %r2, %r2, 4, remote;\nmad.lo.u32 %r3, gtid, 13, 7;",
         "red.relaxed.cluster.shared::cluster.add.u32 [%r2], %r3;\nred.shared::cluster.max.u32 [%r2+32], %r3;",

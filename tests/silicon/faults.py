@@ -26,9 +26,11 @@ def cases() -> Iterator[Case]:
     yield _plain("mbarrier.misaligned", "mbarrier.init.shared::cta.b64 [smem+4], 1;")
     yield _plain(
         "bulk.size",
-        "mbarrier.init.shared::cta.b64 [smem], 1;\nmbarrier.arrive.expect_tx.shared::cta.b64 _, [smem], 24;\n"
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [smem+128], [P0], %r0, [smem];\n"
-        + mbarrier_wait("smem", 0),
+        thread0(
+            "mbarrier.init.shared::cta.b64 [smem], 1;\nmbarrier.arrive.expect_tx.shared::cta.b64 _, [smem], 24;\n"
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [smem+128], [P0], %r0, [smem];\n"
+            + mbarrier_wait("smem", 0)
+        ),
         "mov.u32 %r0, 24;",
     )
     yield _tensor("tma.load.inner_coordinate", 3, 1024)

@@ -11,7 +11,7 @@ from .data import Stream, bf16_bits, bf16_value, f16_bits, f16_value, f32_bits
 
 __all__ = ["KINDS", "operands"]
 
-KINDS = ("normal", "wide", "close", "cancel", "powers", "order", "subnormal", "special", "overflow", "zeros")
+KINDS = ("normal", "wide", "close", "cancel", "powers", "order", "subnormal", "special", "overflow", "zeros", "ties")
 
 _Shape = tuple[int, int, int, int]
 
@@ -144,6 +144,18 @@ def _zeros(s: Stream, fmt: str, shape: _Shape, bits: _Codec, value: _Codec) -> _
     return a, b, s.signs(batch, m, n) * tiny
 
 
+def _ties(s: Stream, fmt: str, shape: _Shape, bits: _Codec, value: _Codec) -> _Matrices:
+    """A float16 number, half a unit in its last place, and 2^-12 to 2^-26 to break the tie (or not)."""
+    batch, m, n, k = shape
+    a, b = np.zeros((batch, m, k)), np.zeros((batch, k, n))
+    first, second, third = s.permutation(k)[:3]
+    a[:, :, first], b[:, first] = s.signs(batch, m) * (1.0 + s.integers(0, 1 << 7, batch, m) / (1 << 7)), 1.0
+    a[:, :, second], b[:, second] = s.signs(batch, m) * 2.0**-5, 2.0**-6
+    a[:, :, third] = s.signs(batch, m) * 2.0 ** -s.integers(0, 2, batch, m)
+    b[:, third] = 2.0 ** -(12.0 + 2 * (np.arange(n) % 8))
+    return bits(a), bits(b), np.zeros((batch, m, n))
+
+
 _VALUES: dict[str, Callable[..., _Matrices]] = {
     "normal": _normal,
     "wide": _wide,
@@ -155,4 +167,5 @@ _VALUES: dict[str, Callable[..., _Matrices]] = {
     "special": _special,
     "overflow": _overflow,
     "zeros": _zeros,
+    "ties": _ties,
 }

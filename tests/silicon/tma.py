@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from .case import Arg, Array, Case, TensorMapSpec
-from .data import Stream, bf16_bits, f16_bits, f32_bits
+from .data import Stream, bf16_bits, f16_bits
+from .elementwise import f32_patterns
 from .ptx import copy_in, copy_out, kernel, mbarrier_wait, thread0
 
 __all__ = ["cases"]
@@ -305,13 +306,14 @@ def _stores() -> Iterator[Case]:
 
 
 def _reductions() -> Iterator[Case]:
-    floats = {"FLOAT32": f32_bits, "FLOAT16": f16_bits, "BFLOAT16": bf16_bits}
+    floats = {"FLOAT16": f16_bits, "BFLOAT16": bf16_bits}
     for dtype, ops in (
         ("UINT32", ("add", "min", "max", "inc", "dec", "and", "or", "xor")),
         ("INT32", ("add", "min", "max")),
         ("UINT64", ("add", "min", "max")),
         ("INT64", ("min", "max")),
         ("FLOAT32", ("add",)),
+        ("FLOAT32_FTZ", ("add",)),
         ("FLOAT16", ("add", "min", "max")),
         ("BFLOAT16", ("add", "min", "max")),
     ):
@@ -320,7 +322,9 @@ def _reductions() -> Iterator[Case]:
             spec = tensor(2, dtype, (24, 10), (16, 4))
             s = Stream(name)
             tile, target = s.u32(_box_bytes(spec) // 4), s.u32(_words(spec))
-            if dtype in floats:
+            if dtype.startswith("FLOAT32"):
+                tile, target = (f32_patterns(s, 120 + len(x), -140, -120)[-len(x) :] for x in (tile, target))
+            elif dtype in floats:
                 count = _box_bytes(spec) // _SIZE[dtype]
                 tile = floats[dtype](s.signs(count) * np.ldexp(1.0 + s.unit(count), s.integers(-6, 6, count)))
                 count = _words(spec) * 4 // _SIZE[dtype]
