@@ -63,8 +63,8 @@ template <class T> static void basics() {
         if (m.ftz) a = flush(a);
         return rounded<T>(m, [&] { volatile T x = a; return T(1) / x; });
       })););
-  REG("neg", const Mode m(i); return (map1<T, T>(c, i, [&m](T a) { return m.ftz ? -flush(a) : -a; })););
-  REG("abs", const Mode m(i); return (map1<T, T>(c, i, [&m](T a) { return std::fabs(m.ftz ? flush(a) : a); })););
+  REG("neg", const Mode m(i); return (map1<T, T>(c, i, [&m](T a) { return canon(m.ftz ? -flush(a) : -a); })););
+  REG("abs", const Mode m(i); return (map1<T, T>(c, i, [&m](T a) { return canon(std::fabs(m.ftz ? flush(a) : a)); })););
   REG("copysign", return (map2<T, T, T>(c, i, [](T a, T b) { return std::copysign(b, a); })););
 }
 
@@ -149,8 +149,8 @@ template <class H> static uint32_t half_op(const Insn& i, uint32_t ab, uint32_t 
       const float v = extreme(a, b, i.m[0] == OP_MAX, i.m[4], false, i.m[2]);
       return v != v ? 0x7fff : H::store(v);
     }
-    case OP_NEG: return (ab ^ 0x8000) & 0xffff;
-    case OP_ABS: return ab & 0x7fff;
+    case OP_NEG: return a != a ? 0x7fff : (ab ^ 0x8000) & 0xffff;
+    case OP_ABS: return a != a ? 0x7fff : ab & 0x7fff;
     case OP_EX2: r = std::exp2(double(a)); break;
     case OP_TANH: r = std::tanh(double(a)); break;
   }

@@ -63,8 +63,8 @@ void sf_launch(void* p, const int32_t* grid, const int32_t* block, const int32_t
   m.rng = seed * 0x9E3779B97F4A7C15ull + 0x1234567;
   for (int k = 0; k < 4; ++k) m.random();
   m.step_limit = step_limit;
-  m.params.assign(params, params + param_bytes);
-  m.params.resize(size_t(param_bytes) + 64);
+  m.params.resize(size_t(param_bytes) + 128);
+  std::memcpy(m.param(), params, size_t(param_bytes));
   m.regions.push_back({reinterpret_cast<uint64_t>(m.params.data()), reinterpret_cast<uint64_t>(m.params.data()) + m.params.size(), false, "kernel parameters"});
 }
 

@@ -10,6 +10,7 @@ namespace sf {
 static void complete_named(Machine& m, NamedBarrier& b) {
   b.done.join(b.arriving);
   b.red_done = b.red, b.red = 0;
+  b.all_done = b.red_and != 0, b.any_done = b.red_or != 0;
   b.arrived = 0, b.expected = 0, ++b.generation;
   ++m.progress;
   m.wake();
@@ -37,7 +38,7 @@ static std::string named_describe(Ctx& c, const Insn&) {
 static bool red_poll(Ctx& c, const Insn& i) {
   if (!named_poll(c, i)) return false;
   const NamedBarrier& b = c.cta.bar[c.frag->w[0]];
-  const bool v = i.m[1] == 2 ? b.red_and != 0 : b.red_or != 0;
+  const bool v = i.m[1] == 2 ? b.all_done : b.any_done;
   if (i.m[1] == 1) each_lane(c.mask, [&](int l) { c.r32(i.o[2])[l] = b.red_done; });
   else c.set_pred(i.o[2], v ? FULL : 0);
   return true;
@@ -266,7 +267,7 @@ SF_OP("mbarrier.arrive") {
     const Actor a = c.actor(i, l);
     Mbarrier* b = c.m.barrier_at(c.cta, addr, a, i.m[0] ? "expect_tx" : "arrive");
     if (!b) return;
-    const uint32_t phase = b->phase;
+    const uint32_t phase = b->phase, pending = b->pending;
     if (i.m[3]) {
       c.m.mbar_arrive(*b, 0, tx, nullptr, a, &c.cta, addr);
       return;
@@ -276,7 +277,7 @@ SF_OP("mbarrier.arrive") {
     if (i.m[2] && b->expected) b->expected -= count;
     c.m.mbar_arrive(*b, count, 0, i.m[1] ? &c.w.fenced : &c.w.clock, a, &c.cta, addr);
     released = true;
-    c.r64(i.o[0])[l] = uint64_t(phase) << 1 | 1;
+    c.r64(i.o[0])[l] = uint64_t(pending) << 40 | uint64_t(phase) << 1 | 1;   // the state before the arrival
   });
   if (released) c.release_tick();
   return Flow::Next;
@@ -328,7 +329,7 @@ SF_OP("mbarrier.wait") {
   return c.block(TRY);
 }
 SF_OP("mbarrier.pending_count") {
-  each_lane(c.mask, [&](int l) { c.r32(i.o[0])[l] = uint32_t(c.r64(i.o[1])[l] & 1); });
+  each_lane(c.mask, [&](int l) { c.r32(i.o[0])[l] = uint32_t(c.r64(i.o[1])[l] >> 40); });
   return Flow::Next;
 }
 

@@ -87,7 +87,7 @@ struct Mbarrier {
   Clock arriving, done;
 };
 
-struct NamedBarrier { int arrived = 0, expected = 0; uint64_t generation = 0; Clock arriving, done; uint32_t red = 0, red_done = 0; uint32_t red_and = 1, red_or = 0; };
+struct NamedBarrier { int arrived = 0, expected = 0; uint64_t generation = 0; Clock arriving, done; uint32_t red = 0, red_done = 0; uint32_t red_and = 1, red_or = 0; bool all_done = false, any_done = false; };
 
 struct Finding { std::string kind, text; int pc, cta, warp, lane; uint64_t address; int64_t count; };
 
@@ -203,7 +203,8 @@ struct Machine {
   // launch
   int grid[3], block[3], cluster[3];
   int arch = 90; uint32_t dyn_smem = 0;
-  std::vector<uint8_t> params;
+  std::vector<uint8_t> params;                // with room to align; kernels see param()
+  uint8_t* param() { return params.data() + (-reinterpret_cast<uint64_t>(params.data()) & 63); }
   std::vector<Region> regions; size_t last_region = 0;
   std::vector<TensorMapInfo> maps;
   // schedule

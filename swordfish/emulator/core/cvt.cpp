@@ -9,13 +9,13 @@ namespace sf {
 // Scalar type codes of the decoder: 0 u8, 1 u16, 2 u32, 3 u64, 4..7 the signed ones, 8 f16, 9 bf16, 10 f32, 11 f64, 12 tf32
 static int bytes_of(int t) { return t < 8 ? 1 << (t & 3) : t < 10 ? 2 : t == 11 ? 8 : 4; }
 
-static int64_t to_integer(double v, int t, int round, bool& unsigned_big, uint64_t& big) {
+static int64_t to_integer(double v, int t, int round, bool wide, bool& unsigned_big, uint64_t& big) {
   unsigned_big = false;
   const int bits = 8 << (t & 3);
   const bool sign = t >= 4;
-  if (v != v) {   // NaN converts to 0, except to 64 bits, where it is the most negative or largest value
+  if (v != v) {   // NaN converts to 0, except to 64 bits and from f64, where the sign bit alone is set
     if (bits == 64) return unsigned_big = true, big = 0x8000000000000000ull, 0;
-    return 0;
+    return unsigned_big = wide, big = 1ull << (bits - 1), 0;
   }
   double r = round == RN ? std::nearbyint(v) : round == RZ ? std::trunc(v) : round == RM ? std::floor(v) : std::ceil(v);
   const double lo = sign ? -std::ldexp(1.0, bits - 1) : 0, hi = std::ldexp(1.0, sign ? bits - 1 : bits);
@@ -41,6 +41,14 @@ static double from_integer(uint64_t x, bool sign) {
 }
 
 static const Format& format_of(int t) { return t == 8 ? F16 : t == 9 ? BF16 : t == 12 ? TF32 : F32; }
+
+// What a NaN of type st becomes in the narrower or equal type dt, as an H200 answers.
+static uint64_t nan_of(uint64_t x, int dt, int st) {
+  if (st == 9 && dt == 10) return x << 16;                              // bf16 is the upper half of an f32
+  if (dt == 12) return x & 0xffffe000;                                  // tf32 truncates
+  if (st == 11) return (x >> 63) << (dt == 10 ? 31 : 15) | (dt == 10 ? 0x7fc00000 : 0x7e00);
+  return dt == 10 ? NAN32 : 0x7fff;
+}
 
 // o: d, a; m[0] dst type, m[1] src type, m[2] rounding, m[3] flags 1 ftz 2 sat 4 satfinite 8 relu 16 round to integral
 SF_OP("cvt") {
@@ -79,7 +87,7 @@ SF_OP("cvt") {
       if (dt < 8) {
         bool big;
         uint64_t u;
-        const int64_t s = to_integer(v, dt, round, big, u);
+        const int64_t s = to_integer(v, dt, round, st == 11, big, u);
         out[0] = big ? u : uint64_t(s);
         const int db = 8 << (dt & 3);
         if (db < 64) out[0] &= (1ull << db) - 1;
@@ -97,7 +105,7 @@ SF_OP("cvt") {
           if (dt == 12) e <<= 13;
           if ((flags & 1) && dt == 10 && (e & 0x7f800000) == 0) e &= 0x80000000u;
           out[0] = e;
-          if (v != v) out[0] = dt == 10 || dt == 12 ? NAN32 : 0x7fff;
+          if (v != v) out[0] = nan_of(x[0], dt, st);
         }
       }
     }
@@ -136,7 +144,7 @@ SF_OP("cvt.x2") {
     uint32_t out = 0;
     for (int h = 0; h < 2; ++h) {
       double v = decode(c.r32(i.o[1])[l] >> (sb * h) & ((1u << sb) - 1), sf_);
-      if ((i.m[3] & 8) && v < 0) v = 0;
+      if ((i.m[3] & 8) && (v < 0 || (v == 0 && std::signbit(v)))) v = 0;
       const uint32_t e = v != v && df.has_inf ? (1u << (db - 1)) - 1 : encode(v, df, i.m[2], i.m[3] & 4);
       out |= e << (db * h);
     }
@@ -177,6 +185,9 @@ template <class T> static T pick(int which, T a, T b) {
   }
 }
 
+constexpr uint64_t QUIET = 1ull << 51;
+static bool is_nan(uint64_t b) { return f64_of(b) != f64_of(b); }
+
 void atomic_apply(int which, int type, int bytes, const uint64_t* old, const uint64_t* x, const uint64_t* y, uint64_t* z) {
   z[0] = x[0], z[1] = x[1];
   const uint64_t a = old[0], b = x[0];
@@ -200,7 +211,9 @@ void atomic_apply(int which, int type, int bytes, const uint64_t* old, const uin
     case TY_U64: z[0] = pick(which, a, b); return;
     case TY_S64: z[0] = which == ATOM_ADD ? a + b : uint64_t(pick(which, int64_t(a), int64_t(b))); return;
     case TY_F32: z[0] = bits_of(canon(which == ATOM_ADD ? f32_of(uint32_t(a)) + f32_of(uint32_t(b)) : pick(which, f32_of(uint32_t(a)), f32_of(uint32_t(b))))); return;
-    case TY_F64: z[0] = bits_of(which == ATOM_ADD ? f64_of(a) + f64_of(b) : pick(which, f64_of(a), f64_of(b))); return;
+    case TY_F32_L2: z[0] = bits_of(canon(flush(flush(f32_of(uint32_t(a))) + flush(f32_of(uint32_t(b)))))); return;
+    case TY_F64: z[0] = is_nan(a) ? a | QUIET : is_nan(b) ? b | QUIET : bits_of(f64_of(a) + f64_of(b)); return;
+    case TY_F64_L2: z[0] = is_nan(a) ? a : is_nan(b) ? b : bits_of(f64_of(a) + f64_of(b)); return;
     case TY_F16: case TY_BF16: z[0] = half_pair(which, type == TY_BF16, uint32_t(a), uint32_t(b)); return;
     case TY_F16X2: case TY_BF16X2:
       z[0] = half_pair(which, type == TY_BF16X2, uint32_t(a) & 0xffff, uint32_t(b) & 0xffff) |

@@ -27,7 +27,9 @@ Operand operand(uint32_t bits, const Format& f) {
 
 static float truncate_to_f32(int64_t sum, int scale) {
   if (!sum) return 0.0f;
-  return f32_of(encode(std::ldexp(double(sum), scale), F32, RZ));
+  const double v = std::ldexp(double(sum), scale);
+  if (std::fabs(v) >= 0x1p128) return std::copysign(INFINITY, float(v));   // the only rounding that is not toward zero
+  return f32_of(encode(v, F32, RZ));
 }
 
 static int exponent_of(float c) {
@@ -37,14 +39,15 @@ static int exponent_of(float c) {
 
 // One block of one output in full generality.
 static float block_slow(const DotModel& m, int K, const float* a, const int* ea, const float* b, const int* eb, int pitch, float c) {
-  int top = exponent_of(c);
+  const int top_of_c = exponent_of(c);
+  int top = top_of_c;
   bool special = top == EXP_SPECIAL;
   for (int k = 0; k < K; ++k) {
     special |= ea[k] == EXP_SPECIAL || eb[k * pitch] == EXP_SPECIAL;
     if (ea[k] != EXP_ZERO && eb[k * pitch] != EXP_ZERO) top = std::max(top, ea[k] + eb[k * pitch]);
   }
   if (special) {
-    float s = c;
+    float s = top_of_c == EXP_SPECIAL ? c : 0.0f;   // finite terms do not take part: they could overflow
     for (int k = 0; k < K; ++k) s += (ea[k] == EXP_SPECIAL || eb[k * pitch] == EXP_SPECIAL) ? a[k] * b[k * pitch] : 0.0f;
     return canon(s);
   }

@@ -17,7 +17,7 @@ struct DotModel {
 enum class DotKind { F16, TF32, F8 };
 DotModel dot_model(DotKind kind, int arch);
 
-constexpr int EXP_ZERO = -20000, EXP_SPECIAL = 20000;   // exponents of zero, and of infinity and NaN
+constexpr int EXP_ZERO = -20000, EXP_SPECIAL = 50000;   // exponents of zero, and of infinity and NaN (also after adding EXP_ZERO)
 
 // Value and exponent of an operand as the multiplier sees it: subnormals keep the format's smallest exponent.
 struct Operand { float v; int e; };

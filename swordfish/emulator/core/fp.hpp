@@ -45,7 +45,10 @@ inline uint32_t encode(double v, const Format& f, int mode, bool satfinite = fal
   const int be = int(b >> 52 & 2047);
   const uint64_t frac = b & ((1ull << 52) - 1);
   if (be == 2047) return sign | (satfinite || !f.has_inf ? (satfinite || !f.has_nan ? max_code(f) : top) : max_code(f) + 1);
-  if (be == 0) return sign;   // zero; doubles below 2^-1022 do not occur
+  if (be == 0) {
+    if (frac == 0) return sign;
+    return sign | uint32_t((mode == RM && sign) || (mode == RP && !sign));   // below 2^-1022
+  }
   const uint64_t m = frac | 1ull << 52;
   int e = be - 1023;
   const int emin = 1 - f.bias;

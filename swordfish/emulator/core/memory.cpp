@@ -156,7 +156,7 @@ SF_OP("atom") {
       if (which == ATOM_CAS) get_reg(c, i.o[1 + 2 * op.vec + v], op.reg, l, y);
       if (p) {
         std::memcpy(old, p + v * op.bytes, size_t(op.bytes));
-        atomic_apply(which, type, op.bytes, old, x, y, z);
+        atomic_apply(which, is_shared(op, addr[l]) ? type : in_global(type), op.bytes, old, x, y, z);
         std::memcpy(p + v * op.bytes, z, size_t(op.bytes));
       }
       put_reg(c, i.o[1 + v], op.reg, l, old);
@@ -172,7 +172,7 @@ SF_OP("ld.param") {   // o[0..]: registers; m[1]: bytes, m[2]: vector length, m[
   const MemOp op(i);
   for (int v = 0; v < op.vec; ++v) {
     uint64_t x[2] = {0, 0};
-    std::memcpy(x, c.m.params.data() + i.imm + v * op.bytes, size_t(op.bytes));
+    std::memcpy(x, c.m.param() + i.imm + v * op.bytes, size_t(op.bytes));
     if (op.sign && op.bytes < 8) x[0] = uint64_t(int64_t(x[0] << (64 - 8 * op.bytes)) >> (64 - 8 * op.bytes));
     each_lane(c.mask, [&](int l) { put_reg(c, i.o[v], op.reg, l, x); });
   }
@@ -180,7 +180,7 @@ SF_OP("ld.param") {   // o[0..]: registers; m[1]: bytes, m[2]: vector length, m[
 }
 
 SF_OP("addr.param") {
-  const uint64_t at = reinterpret_cast<uint64_t>(c.m.params.data()) + uint64_t(i.imm);
+  const uint64_t at = reinterpret_cast<uint64_t>(c.m.param()) + uint64_t(i.imm);
   for (int l = 0; l < LANES; ++l) c.r64(i.o[0])[l] = at;
   return Flow::Next;
 }

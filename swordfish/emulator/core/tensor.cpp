@@ -117,7 +117,7 @@ static void write_row(Machine& m, AsyncOp& op, const TensorMapInfo& t, const int
     for (int64_t q = 0; p && red >= 0 && q < run; ++q) {
       uint64_t old[2] = {0, 0}, v[2] = {0, 0}, z[2];
       std::memcpy(old, p + uint64_t(q) * bytes, bytes), std::memcpy(v, &row[size_t(e + q) * bytes], bytes);
-      atomic_apply(red, ELEM_OF_DTYPE[t.dtype], int(bytes), old, v, v, z);
+      atomic_apply(red, in_global(ELEM_OF_DTYPE[t.dtype]), int(bytes), old, v, v, z);
       std::memcpy(p + uint64_t(q) * bytes, z, bytes);
     }
     e += run;

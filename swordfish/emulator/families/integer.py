@@ -296,6 +296,10 @@ def slct(d: Decoder, op: Op) -> None:
 
 @family("mov")
 def mov(d: Decoder, op: Op) -> None:
+    if op.type == "pred" and op.args[1] == "%is_explicit_cluster":
+        rows = [d.dst(op.args[0]), d.row(0), d.src(op.args[1], 4), d.const(0, 4)]
+        d.emit("setp.u32", rows, [_COMPARE["ne"], 0, 0], cls="alu")
+        return
     if op.type == "pred":
         d.emit("pred.mov", [d.dst(op.args[0]), d.pred_src(op.args[1])], cls="alu")
         return
