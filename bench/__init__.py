@@ -1,2 +1,1 @@
-"""Timing harness: every implementation measured the same way, against a cold read of the same bytes. See
-``docs/benchmarking.md``."""
+"""Timing harness for quantised linear layers; see ``docs/benchmarking.md``."""

@@ -24,6 +24,7 @@ __all__ = [
     "CudaBackend",
     "Timing",
     "clone_state",
+    "estimate_us",
     "launches_per_graph",
     "measure",
     "rotation_count",
@@ -32,8 +33,12 @@ __all__ = [
 
 ROTATION_BYTES = 192 << 20
 L2_MULTIPLE = 6
+"""The copies of a weight are together at least this large: in bytes, and in units of the L2."""
+
 SMALL_LAYER_BUFFERS = 30
 SMALL_LAYER_BYTES = 1 << 30
+"""So many copies at least, where they fit in that many bytes: an average over placements in memory."""
+
 MIN_BUFFERS = 2
 
 WARM_UP_US = 100_000.0
@@ -41,6 +46,7 @@ WARM_UP_US = 100_000.0
 
 GRAPH_US = 2000.0
 MAX_LAUNCHES = 512
+"""Length of one graph, and its largest number of launches (before rounding up to whole rotations)."""
 
 Call = Callable[[], torch.Tensor]
 
@@ -78,8 +84,15 @@ def _tensors(state: Any) -> list[torch.Tensor]:
 
 
 def state_bytes(state: Any) -> int:
-    """Bytes of the distinct storages that a state's tensors live in."""
+    """Bytes of the distinct storages that a state's tensors live in.
+
+    Raises ``TypeError`` on a state without tensors, which could neither be counted nor copied.
+    """
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in _tensors(state)}
+    if not storages:
+        raise TypeError(
+            f"state={type(state).__name__} is not allowed: expected tensors in dicts, lists or dataclasses"
+        )
     return sum(storages.values())
 
 

@@ -1,5 +1,7 @@
-"""Command line: ``python -m bench.run --shapes 8b.o,70b.o --m 1,8,16 --impl swordfish,humming,torch --out
-x.json``."""
+"""Time implementations and write a result file.
+
+python -m bench.run --shapes 8b.o,70b.o --m 1,8,16 --impl swordfish,humming,torch --out x.json
+"""
 
 from __future__ import annotations
 
@@ -31,6 +33,7 @@ def method() -> dict[str, Any]:
     return {
         "timing": "CUDA graphs over rotating cold buffers, contenders interleaved, median of replays",
         "graph_us": harness.GRAPH_US,
+        "warm_up_us": harness.WARM_UP_US,
         "rotation_bytes_min": harness.ROTATION_BYTES,
         "rotation_l2_multiple": harness.L2_MULTIPLE,
         "small_layer_buffers": harness.SMALL_LAYER_BUFFERS,

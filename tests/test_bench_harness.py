@@ -142,3 +142,5 @@ def test_state_bytes_counts_each_storage_once():
     assert (
         state_bytes({"a": base, "b": base[10:20], "c": [torch.zeros(3, dtype=torch.int16)], "d": "x"}) == 406
     )
+    with pytest.raises(TypeError, match="expected tensors"):
+        state_bytes({"x": 1})
