@@ -79,20 +79,19 @@ def candidates(scheme: Scheme, m: int, k: int, n: int, props: DeviceProps, wgmma
         if in_place and (tokens < 32 or scheme.zeros == "offset"):
             continue
         found = []
-        for split, stage_k, refill in itertools.product(range(1, 9), (128, 256), (0, 1)):
-            config = WideConfig(
-                tokens, tiles, groups, stage_k, 2, 3, split, ctas, False, wgmma, in_place, refill
-            )
+        for split, stage_k in itertools.product(range(1, 9), (128, 256)):
+            config = WideConfig(tokens, tiles, groups, stage_k, 2, split, ctas, False, wgmma, in_place)
             if registers_needed(config) > config.registers:
                 continue
             grid = -(-n // config.columns) * split
-            waves = 1 if split > 1 else 4  # CTAs of one wave after the other only without clusters
-            if grid > waves * props.sm_count * ctas or grid < 0.7 * props.sm_count:
+            # A CTA finds its SM by itself only if the machine is just large enough: spare room is filled unevenly.
+            waves = grid / (props.sm_count * ctas)
+            if waves < 0.6 or (waves > 1 and split > 1) or waves > 4:
                 continue
             room = min(props.smem_per_cta, props.smem_per_sm // ctas - props.smem_reserved)
             fits = None
-            for overlay, token_slots, slots in itertools.product((False, True), (4, 3), (8, 7, 6, 5, 4)):
-                fits = replace(config, weight_slots=slots, token_slots=token_slots, overlay=overlay)
+            for overlay, slots in itertools.product((False, True), (10, 8, 7, 6, 5, 4, 3)):
+                fits = replace(config, slots=slots, overlay=overlay)
                 if fits.shared_bytes(scheme) <= room:
                     break
                 fits = None
@@ -102,10 +101,16 @@ def candidates(scheme: Scheme, m: int, k: int, n: int, props: DeviceProps, wgmma
                 fits.check(scheme, k, n, props)
             except ArgumentError:
                 continue
-            cost = estimate(fits, k, n, scheme.bits, props.sm_count)
-            found.append((cost * (1.03 if stage_k == 256 else 1.0) * (1.01 if refill == 0 else 1.0), fits))
+            found.append(
+                (estimate(fits, k, n, scheme.bits, props.sm_count) * (1.03 if stage_k == 256 else 1.0), fits)
+            )
         found.sort(key=lambda item: item[0])
-        ranked += [(cost * (1 + 0.08 * rank), config) for rank, (cost, config) in enumerate(found)]
+        for rank, (cost, config) in enumerate(found):
+            for penalty, refill, lag in ((0.0, 1, 1), (0.04, 1, 2), (0.06, 0, 1)):
+                if lag < config.slots:
+                    ranked.append(
+                        (cost * (1 + 0.05 * rank + penalty), replace(config, refill_batch=refill, lag=lag))
+                    )
     ranked.sort(key=lambda item: item[0])
     return [config for _, config in ranked]
 

@@ -12,11 +12,15 @@ from swordfish.errors import ArgumentError
 from swordfish.runtime.device import DeviceProps
 from swordfish.runtime.launch import LaunchConfig
 from swordfish.runtime.source import KernelSource, assemble
+from swordfish.runtime.tensor_map import TensorMap
 from swordfish.scheme import CHANNELWISE, Scheme
 
 __all__ = ["WideConfig"]
 
 _REGISTER_FILE = 65536
+_TOKEN_MAPS_KEPT = 4096
+_token_maps: dict[tuple[object, ...], bytes] = {}
+"""Encoded tensor maps, by everything they depend on; encoding one costs tens of microseconds."""
 _ZERO_KINDS = {"none": 0, "integer": 1, "offset": 2}
 
 
@@ -28,13 +32,13 @@ class WideConfig:
     ``tiles``         m64 tiles a warpgroup owns: 1, 2 or 4. Two tiles fold one while the other multiplies.
     ``warpgroups``    warpgroups of a CTA, side by side along N; they share the staged tokens.
     ``stage_k``       k a stage covers: 64, 128 or 256.
-    ``weight_slots``  stages of weights in flight, at least 2.
-    ``token_slots``   stages of tokens in flight, at least 3.
+    ``slots``         stages of tokens and weights in the ring, more than ``lag``.
     ``split``         CTAs of a cluster, each with its range of K; sums meet in distributed shared memory.
     ``min_ctas``      CTAs per SM the register allocation must leave room for.
     ``overlay``       partial sums reuse the rings' shared memory, at the price of a cluster barrier.
     ``wgmma``         products by wgmma (sm_90a) instead of mma.sync.
     ``in_place``      one set of sums, kept in units of the running scale (``device/wide_sums.cuh``).
+    ``lag``           how many stages after its last use a slot is refilled: more let warpgroups drift apart.
     ``refill_batch``  after which batch of a stage the CTA meets and refills its rings.
 
     Raises ``ArgumentError`` on a value outside these sets.
@@ -44,14 +48,14 @@ class WideConfig:
     tiles: int = 2
     warpgroups: int = 1
     stage_k: int = 128
-    weight_slots: int = 4
-    token_slots: int = 3
+    slots: int = 4
     split: int = 1
     min_ctas: int = 1
     overlay: bool = False
     wgmma: bool = True
     in_place: bool = False
     refill_batch: int = 0
+    lag: int = 1
 
     def __post_init__(self) -> None:
         if self.tokens not in range(8, 257, 8):
@@ -69,12 +73,8 @@ class WideConfig:
                 "128 or more with one tile",
                 "Fragments alternate between two buffers.",
             )
-        if self.weight_slots < 2:
-            raise ArgumentError("weight_slots", self.weight_slots, "2 or more")
-        if self.token_slots < 3:
-            raise ArgumentError(
-                "token_slots", self.token_slots, "3 or more", "One is read, one arrives, one is refilled."
-            )
+        if not 1 <= self.lag < self.slots:
+            raise ArgumentError("slots", self.slots, f"more than lag={self.lag}")
         if self.split not in range(1, 17):
             raise ArgumentError("split", self.split, "1 to 16, the largest cluster")
         if self.min_ctas not in range(1, 17):
@@ -108,13 +108,14 @@ class WideConfig:
         row_kinds = 1 if scheme.zeros == "none" else 2
         segments = 0 if channelwise else self.stage_k // gcd(scheme.group_size, self.stage_k)
         row = 2 * self.columns
-        weights = self.columns * self.stage_k * scheme.bits // 8 + row_kinds * segments * row
-        rings = self.token_slots * self.tokens * self.stage_k * 2 + self.weight_slots * weights
+        tokens = self.tokens * self.stage_k * 2
+        slot = tokens + self.columns * self.stage_k * scheme.bits // 8 + row_kinds * segments * row
+        ring = self.slots * -(-slot // 1024) * 1024
         slices = self.tiles * self.tokens // 8
         exchange = 0 if self.split == 1 else self.warpgroups * self.split * -(-slices // self.split) * 2048
-        staged = max(rings, exchange) if self.overlay else rings + exchange
+        staged = max(ring, exchange) if self.overlay else ring + exchange
         rows = (row_kinds if channelwise else 0) + 1  # the scale row of a channelwise weight, the bias
-        return staged + rows * row + 8 * (self.weight_slots + self.warpgroups)
+        return staged + rows * row + 8 * (2 * self.slots + self.warpgroups)
 
     def check(self, scheme: Scheme, k: int, n: int, props: DeviceProps) -> None:
         """Raises ``ArgumentError`` when the configuration does not fit the device or the shape."""
@@ -140,8 +141,8 @@ class WideConfig:
             "SF_TILES": self.tiles,
             "SF_WARPGROUPS": self.warpgroups,
             "SF_STAGE_K": self.stage_k,
-            "SF_WEIGHT_SLOTS": self.weight_slots,
-            "SF_TOKEN_SLOTS": self.token_slots,
+            "SF_SLOTS": self.slots,
+            "SF_LAG": self.lag,
             "SF_SPLIT": self.split,
             "SF_OVERLAY": int(self.overlay),
             "SF_MIN_CTAS": self.min_ctas,
@@ -169,8 +170,8 @@ class WideConfig:
             programmatic=True,
         )
 
-    @staticmethod
     def arguments(
+        self,
         words: torch.Tensor,
         scales: torch.Tensor,
         zeros: torch.Tensor | None,
@@ -180,8 +181,28 @@ class WideConfig:
     ) -> tuple[object, ...]:
         """Kernel arguments, in order. ``x`` and ``out`` are 2-D with unit inner stride; rows of ``x`` are
         16-byte aligned, rows of ``out`` 4-byte aligned if N is even."""
-        rows, x_stride, out_stride = np.int32(x.shape[0]), np.int64(x.stride(0)), np.int64(out.stride(0))
-        return words, scales, zeros, x, bias, out, rows, x_stride, out_stride
+        tokens = _token_map(x, self.tokens)
+        return words, scales, zeros, tokens, bias, out, np.int32(x.shape[0]), np.int64(out.stride(0))
+
+
+def _token_map(x: torch.Tensor, tokens: int) -> TensorMap | bytes:
+    """Boxes of 64 k and ``tokens`` rows of ``x``; rows past the last one read as zeros."""
+    m, k = x.shape
+    if not x.is_cuda:
+        return _describe(x, tokens)
+    key = (x.data_ptr(), m, k, x.stride(0), x.dtype, tokens)
+    encoded = _token_maps.get(key)
+    if encoded is None:
+        if len(_token_maps) >= _TOKEN_MAPS_KEPT:
+            _token_maps.clear()
+        encoded = _token_maps[key] = _describe(x, tokens).encoded
+    return encoded
+
+
+def _describe(x: torch.Tensor, tokens: int) -> TensorMap:
+    m, k = x.shape
+    dtype = str(x.dtype).removeprefix("torch.")
+    return TensorMap(x, dtype, (k, m), (x.stride(0) * 2,), (64, tokens), swizzle="128", l2_promotion="256")
 
 
 def _wgmma_text(tokens: int, dtype: str) -> dict[str, int | str]:

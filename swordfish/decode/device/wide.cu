@@ -3,10 +3,10 @@
 // Weight columns are the rows of operand A, dequantised into registers; tokens are the columns of operand B, read from swizzled shared
 // memory. A CTA owns COLUMNS weight columns and one of SPLIT ranges of k; the CTAs of a cluster hold the ranges of the same columns.
 //
-//   weights, scales:  bulk copies into a ring of WEIGHT_SLOTS stages, one mbarrier per slot        (start before the previous kernel ends)
-//   tokens:           16-byte asynchronous copies into a ring of TOKEN_SLOTS stages                (start after it)
-//   per stage:        one CTA barrier, while the first products run, says both that the previous stage's slots are free to refill and
-//                     that the next stage's tokens have arrived
+//   ring:       SLOTS stages of tokens (tensor copies), weights, scales and zero points (bulk copies). Weights start before the previous
+//               kernel ends, tokens after it.
+//   per stage:  warps wait for the stage's slot, multiply, and say that they have read it; there is no CTA barrier, so that warpgroups
+//               drift apart and fill each other's gaps. Each warp refills its share of the slot read SF_LAG stages ago.
 #include "wide_stage.cuh"
 #include "wide_output.cuh"
 #include "wide_sums.cuh"  // outside the condition: every file is pasted once
@@ -19,7 +19,7 @@
 extern __shared__ __align__(1024) u8 shared_memory[];
 
 extern "C" __global__ void __launch_bounds__(THREADS, SF_MIN_CTAS)
-decode_wide(const u8* words, const u16* scales, const u16* zeros, const u16* x, const u16* bias, u16* out, int m, i64 x_stride, i64 out_stride) {
+decode_wide(const u8* words, const u16* scales, const u16* zeros, const __grid_constant__ TensorMap x, const u16* bias, u16* out, int m, i64 out_stride) {
   launch_dependents();
   const u32 shared = shared_address(shared_memory);
   const Place p = place();
@@ -27,73 +27,74 @@ decode_wide(const u8* words, const u16* scales, const u16* zeros, const u16* x, 
   const int first_block = blockIdx.y * (COLUMNS / 64);
   const int first_stage = rank * (STAGES / SF_SPLIT) + min(rank, STAGES % SF_SPLIT);
   const int stages = STAGES / SF_SPLIT + (rank < STAGES % SF_SPLIT);
+  const Staging staging(p, &x, words, scales, zeros, shared, first_block, first_stage);
 
   if (threadIdx.x == 0) {
-    for (int slot = 0; slot < WEIGHT_SLOTS; slot++) barrier_init(shared + BARRIERS_AT + slot * 8, WARPS);
-    if (SF_SPLIT > 1) {
-      for (int group = 0; group < SF_WARPGROUPS; group++) {
-        const u32 bar = shared + BARRIERS_AT + (WEIGHT_SLOTS + group) * 8;
-        barrier_init(bar, 1);
-        barrier_expect(bar, exchange_bytes(rank, m));
-      }
+    prefetch_tensor_map(&x);
+    for (int slot = 0; slot < SLOTS; slot++) {
+      barrier_init(staging.full_barrier(slot), WARPS);
+      barrier_init(staging.free_barrier(slot), WARPS);
+    }
+    for (int group = 0; group < SF_WARPGROUPS && SF_SPLIT > 1; group++) {
+      barrier_init(shared + INBOX_AT + group * 8, 1);
+      barrier_expect(shared + INBOX_AT + group * 8, exchange_bytes(rank, m));
     }
     fence_barrier_init();
   }
-  const WeightCopy weight_copy(p, words, scales, zeros, shared, first_block, first_stage);
-  weight_copy.clear_missing_columns();
+  staging.clear_missing_columns();
   cta_sync();
   if (SF_SPLIT > 1) cluster_arrive_relaxed();
-  const u32 row_bytes = weight_copy.fill_row();
+
+  staging.fill_channel_rows();
 #pragma unroll 1
-  for (int i = 0; i < min(WEIGHT_SLOTS, stages); i++) weight_copy.fill(true, i, i, i == 0 ? row_bytes : 0);
+  for (int i = 0; i < min(SLOTS, stages); i++) staging.fill_weights(true, i, i);
   const int bias_column = first_block * 64 + threadIdx.x;
   u16 bias_low = 0, bias_high = 0;
   if (SF_BIAS && bias_column < SF_N) bias_low = bias[bias_column];
   if (SF_BIAS && COLUMNS > THREADS && bias_column + THREADS < SF_N) bias_high = bias[bias_column + THREADS];
 
   wait_for_previous_kernel();
-  const TokenCopy token_copy(x, x_stride, m, shared, first_stage);
 #pragma unroll 1
-  for (int i = 0; i < TOKEN_SLOTS - 1; i++) token_copy.fill(i < stages, i, i);
+  for (int i = 0; i < min(SLOTS, stages); i++) staging.fill_tokens(true, i, i);
   if (SF_BIAS && threadIdx.x < COLUMNS) {
     store_u16(shared + BIAS_AT + threadIdx.x * 2, bias_low);
     if (COLUMNS > THREADS) store_u16(shared + BIAS_AT + (threadIdx.x + THREADS) * 2, bias_high);
   }
 
   Products products(p, shared);
-  const u32 row = products.row_at - (shared + WEIGHTS_AT + WEIGHT_BYTES) + shared + ROW_AT;
-  barrier_wait(shared + BARRIERS_AT, 0);
-  products.start(0, row);
-  copy_async_wait<TOKEN_SLOTS - 2>();
-  if (SF_USE_WGMMA) fence_async_proxy();
-  cta_sync();
+  const u32 channel_row = products.row_at - ROWS_AT + CHANNEL_ROWS_AT;
+  barrier_wait(staging.full_barrier(0), 0);
+  products.start(0, channel_row);
 
-  int slot = 0, token_slot = 0, parity = 0;
+  int slot = 0, parity = 0;              // of the next slot's filling
+  int free_slot = 0, free_parity = 0;    // of the slot to refill
 #pragma unroll 1
   for (int stage = 0; stage < stages; stage++) {
-    const int next_slot = slot + 1 == WEIGHT_SLOTS ? 0 : slot + 1;
-    const int previous_slot = slot == 0 ? WEIGHT_SLOTS - 1 : slot - 1;
-    const int free_token_slot = token_slot == 0 ? TOKEN_SLOTS - 1 : token_slot - 1;
+    const int next_slot = slot + 1 == SLOTS ? 0 : slot + 1;
     if (next_slot == 0) parity ^= 1;
     products.stage(
-        slot, next_slot, shared + token_slot * TOKEN_SLOT_BYTES,
+        slot, next_slot, shared + slot * SLOT_BYTES,
         [&] {
-          copy_async_wait<TOKEN_SLOTS - 3>();  // this thread's tokens of the next stage
-          if (SF_USE_WGMMA) fence_async_proxy();
-          cta_sync();
-          const int refill = stage - 1 + WEIGHT_SLOTS, token_refill = stage - 1 + TOKEN_SLOTS;
-          weight_copy.fill(stage > 0 && refill < stages, refill, previous_slot);
-          token_copy.fill(token_refill < stages, token_refill, free_token_slot);
+          const int refill = stage - SF_LAG + SLOTS;
+          const bool go = stage >= SF_LAG && refill < stages;
+          if (go) barrier_wait(staging.free_barrier(free_slot), free_parity);
+          staging.fill_weights(go, refill, free_slot);
+          staging.fill_tokens(go, refill, free_slot);
+          if (stage >= SF_LAG && ++free_slot == SLOTS) {
+            free_slot = 0;
+            free_parity ^= 1;
+          }
         },
         [&] {
-          if (stage + 1 < stages) barrier_wait(shared + BARRIERS_AT + next_slot * 8, parity);
+          if (stage + 1 < stages) barrier_wait(staging.full_barrier(next_slot), parity);
           return stage + 1 < stages;
-        });
+        },
+        [&] { barrier_arrive_if(p.lane == 0, staging.free_barrier(slot)); });
     slot = next_slot;
-    token_slot = token_slot + 1 == TOKEN_SLOTS ? 0 : token_slot + 1;
   }
 
-  products.sums.finish(row);
+  products.sums.finish(channel_row);
+  if (SF_BIAS) cta_sync();
   const Output output(p, out, out_stride, m, shared, first_block);
   if (SF_SPLIT == 1) {
 #pragma unroll

@@ -3,10 +3,20 @@
 #pragma once
 #include "ptx.cuh"
 
+struct alignas(64) TensorMap { u8 opaque[128]; };
+
+SF_DEVICE void prefetch_tensor_map(const TensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
+
 SF_DEVICE void barrier_expect_if(bool go, u32 bar, u32 bytes) {
   asm volatile(
       "{\n\t.reg .pred go;\n\tsetp.ne.u32 go, %2, 0;\n\t"
       "@go mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n\t}" ::"r"(bar), "r"(bytes), "r"((u32)go) : "memory");
+}
+
+SF_DEVICE void barrier_arrive_if(bool go, u32 bar) {
+  asm volatile(
+      "{\n\t.reg .pred go;\n\tsetp.ne.u32 go, %1, 0;\n\t"
+      "@go mbarrier.arrive.shared::cta.b64 _, [%0];\n\t}" ::"r"(bar), "r"((u32)go) : "memory");
 }
 
 SF_DEVICE void bulk_load_if(bool go, u32 dst, const void* src, u32 bytes, u32 bar, u64 policy) {
@@ -15,15 +25,12 @@ SF_DEVICE void bulk_load_if(bool go, u32 dst, const void* src, u32 bytes, u32 ba
       "@go cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;\n\t}" ::"r"(dst), "l"(src), "r"(bytes), "r"(bar), "l"(policy), "r"((u32)go) : "memory");
 }
 
-// 16 bytes per lane straight to shared memory, at an address of its own: the swizzle costs nothing. bytes = 0 writes zeros and reads nothing.
-SF_DEVICE void copy_async_if(bool go, u32 dst, const void* src, u32 bytes) {
+// A box of a two-dimensional tensor, swizzled on the way; what lies outside the tensor arrives as zeros.
+SF_DEVICE void tensor_load_if(bool go, u32 dst, const TensorMap* map, int column, int row, u32 bar) {
   asm volatile(
-      "{\n\t.reg .pred go;\n\tsetp.ne.u32 go, %3, 0;\n\t"
-      "@go cp.async.cg.shared.global [%0], [%1], 16, %2;\n\t}" ::"r"(dst), "l"(src), "r"(bytes), "r"((u32)go) : "memory");
+      "{\n\t.reg .pred go;\n\tsetp.ne.u32 go, %5, 0;\n\t"
+      "@go cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];\n\t}" ::"r"(dst), "l"(map), "r"(column), "r"(row), "r"(bar), "r"((u32)go) : "memory");
 }
-
-// Makes what this thread wrote to shared memory visible to products that read it through a descriptor.
-SF_DEVICE void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 SF_DEVICE void cta_sync() { asm volatile("bar.sync 0;" ::: "memory"); }
 

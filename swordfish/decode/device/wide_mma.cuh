@@ -6,14 +6,14 @@
 struct Products {
   Sums sums;
   RowBias bias[TILES];
-  u32 words_at, row_at;  // of the lane: in slot 0 of the weights, in its first row of scales
+  u32 words_at, row_at;  // of the lane, in slot 0: words, first row of scales
   u32 token_row;         // row lane % 8 of an n8 tile of tokens
   int chunk, swizzle;    // of 16 bytes in that row
 
   SF_DEVICE Products(const Place& p, u32 shared) {
     const int j = first_row_block(p, p.lane >> 3);
     words_at = shared + WEIGHTS_AT + p.block * (STAGE_BLOCKS * BLOCK_BYTES) + (p.lane * 4 + j) * LANE_WORDS * 4;
-    row_at = shared + WEIGHTS_AT + WEIGHT_BYTES + (p.block * 64 + j * 16 + p.c) * 2;
+    row_at = shared + ROWS_AT + (p.block * 64 + j * 16 + p.c) * 2;
     token_row = (p.lane & 7) * 128;
     chunk = p.lane >> 3;
     swizzle = p.lane & 7;
@@ -24,25 +24,26 @@ struct Products {
   SF_DEVICE void start(int slot, u32 channel_row) {
     if (CHANNELWISE && SF_ZEROS == SF_ZEROS_INTEGER) {
 #pragma unroll
-      for (int i = 0; i < TILES; i++) bias[i] = zero_bias(load_row_pair(channel_row + SCALE_ROW_BYTES, i));
+      for (int i = 0; i < TILES; i++) bias[i] = zero_bias(load_row_pair(channel_row + ROW_BYTES, i));
     }
   }
 
   // One stage; the contract of wide_wgmma.cuh, with nothing prepared for the next one.
-  template <class Refill, class Ready>
-  SF_DEVICE void stage(int slot, int next_slot, u32 tokens_at, Refill refill, Ready ready) {
+  template <class Refill, class Ready, class Release>
+  SF_DEVICE void stage(int slot, int next_slot, u32 slot_at, Refill refill, Ready ready, Release release) {
 #pragma unroll
     for (int k32 = 0; k32 < STAGE_K / 32; k32++) {
-      step(k32, slot * WEIGHT_SLOT_BYTES, tokens_at);
+      step(k32, slot * SLOT_BYTES, slot_at);
       if (k32 == 0) refill();
     }
+    release();
     ready();
   }
 
  private:
   SF_DEVICE void step(int k32, u32 slot_at, u32 tokens_at) {
     const bool first = !CHANNELWISE && k32 * 32 % SEGMENT == 0, last = !CHANNELWISE && (k32 + 1) * 32 % SEGMENT == 0;
-    const u32 row = row_at + slot_at + k32 * 32 / SEGMENT * SCALE_ROW_BYTES, zero_row = row + SCALE_ROWS * SCALE_ROW_BYTES;
+    const u32 row = row_at + slot_at + k32 * 32 / SEGMENT * ROW_BYTES, zero_row = row + SCALE_ROWS * ROW_BYTES;
     if (first) {
 #pragma unroll
       for (int i = 0; i < TILES; i++) {

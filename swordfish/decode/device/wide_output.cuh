@@ -69,7 +69,7 @@ SF_DEVICE u32 exchange_bytes(int rank, int m) {
 SF_DEVICE void exchange_and_store(const float (&total)[TILES][TOKENS / 2], const Output& out, const Place& p, u32 shared, int rank, int m) {
   const u32 lane_at = ((p.warp & 3) * 32 + p.lane) * 16;
   const u32 inbox = shared + EXCHANGE_AT + p.group * (SF_SPLIT * SLICES_OWNED * 2048) + lane_at;
-  const u32 bar = shared + BARRIERS_AT + (WEIGHT_SLOTS + p.group) * 8;
+  const u32 bar = shared + INBOX_AT + p.group * 8;
 #pragma unroll
   for (int slice = 0; slice < SLICES; slice++) {
     if (slice / TILES * 8 >= m) break;

@@ -17,8 +17,7 @@ constexpr int K_BLOCKS = (SF_K + 63) / 64;
 constexpr int STAGE_K = SF_STAGE_K;
 constexpr int STAGE_BLOCKS = STAGE_K / 64;
 constexpr int STAGES = (K_BLOCKS + STAGE_BLOCKS - 1) / STAGE_BLOCKS;
-constexpr int WEIGHT_SLOTS = SF_WEIGHT_SLOTS;
-constexpr int TOKEN_SLOTS = SF_TOKEN_SLOTS;
+constexpr int SLOTS = SF_SLOTS;
 
 constexpr int BLOCK_BYTES = 512 * SF_BITS;  // k64 x n64
 constexpr int SLICE_BYTES = BLOCK_BYTES / 4;  // k16 x n64
@@ -32,25 +31,26 @@ constexpr int SEGMENTS = STAGE_K / SEGMENT;
 constexpr int GROUPS = CHANNELWISE ? 1 : (SF_K + SF_GROUP - 1) / SF_GROUP;
 constexpr int SCALE_ROWS = CHANNELWISE ? 0 : SEGMENTS;  // staged with the weights; a single row is staged once
 
-// Shared memory: tokens, weights with their scales and zero points, partial sums of the cluster, one scale row, bias, barriers.
-constexpr int TOKEN_SLOT_BYTES = TOKENS * STAGE_K * 2;
-constexpr int PANEL_BYTES = TOKENS * 128;  // 64 k of every token, 128-byte rows, swizzled
-constexpr int WEIGHT_BYTES = COLUMNS / 64 * STAGE_BLOCKS * BLOCK_BYTES;
-constexpr int SCALE_ROW_BYTES = COLUMNS * 2;
-constexpr int PARAMETER_ROWS = SF_ZEROS == 0 ? 1 : 2;  // scales, zero points
-constexpr int WEIGHT_SLOT_BYTES = WEIGHT_BYTES + PARAMETER_ROWS * SCALE_ROWS * SCALE_ROW_BYTES;
+// Shared memory: the ring, partial sums of the cluster, one row of scales, bias, barriers. A slot of the ring holds one stage of the
+// tokens (panels of 64 k, 128-byte rows, swizzled) and of the weights, then the rows of scales and zero points.
+constexpr int PANEL_BYTES = TOKENS * 128;
+constexpr int WEIGHTS_AT = STAGE_BLOCKS * PANEL_BYTES;
+constexpr int ROWS_AT = WEIGHTS_AT + COLUMNS / 64 * STAGE_BLOCKS * BLOCK_BYTES;
+constexpr int ROW_BYTES = COLUMNS * 2;
+constexpr int ROW_KINDS = SF_ZEROS == 0 ? 1 : 2;  // scales, zero points
+constexpr int SLOT_BYTES = (ROWS_AT + ROW_KINDS * SCALE_ROWS * ROW_BYTES + 1023) / 1024 * 1024;
+constexpr int RING_BYTES = SLOTS * SLOT_BYTES;
+
 constexpr int SLICES = TILES * TOKENS / 8;  // 16-byte fragments of sums a lane holds
 constexpr int SLICES_OWNED = (SLICES + SF_SPLIT - 1) / SF_SPLIT;
 constexpr int EXCHANGE_BYTES = SF_SPLIT == 1 ? 0 : SF_WARPGROUPS * SF_SPLIT * SLICES_OWNED * 2048;
-
-constexpr int WEIGHTS_AT = TOKEN_SLOTS * TOKEN_SLOT_BYTES;
-constexpr int RINGS_END = WEIGHTS_AT + WEIGHT_SLOTS * WEIGHT_SLOT_BYTES;
-constexpr int EXCHANGE_AT = SF_OVERLAY ? 0 : RINGS_END;
-constexpr int ROW_AT = EXCHANGE_AT + EXCHANGE_BYTES > RINGS_END ? EXCHANGE_AT + EXCHANGE_BYTES : RINGS_END;
-constexpr int BIAS_AT = ROW_AT + (CHANNELWISE ? PARAMETER_ROWS * SCALE_ROW_BYTES : 0);
-constexpr int BARRIERS_AT = BIAS_AT + SCALE_ROW_BYTES;
-constexpr int SHARED_BYTES = BARRIERS_AT + 8 * (WEIGHT_SLOTS + SF_WARPGROUPS);
-static_assert(SHARED_BYTES == SF_SHARED_BYTES, "the host and the kernel disagree about shared memory");
+constexpr int EXCHANGE_AT = SF_OVERLAY ? 0 : RING_BYTES;
+constexpr int CHANNEL_ROWS_AT = EXCHANGE_AT + EXCHANGE_BYTES > RING_BYTES ? EXCHANGE_AT + EXCHANGE_BYTES : RING_BYTES;
+constexpr int BIAS_AT = CHANNEL_ROWS_AT + (CHANNELWISE ? ROW_KINDS * ROW_BYTES : 0);
+constexpr int FULL_AT = BIAS_AT + ROW_BYTES;  // barriers: a slot is filled,
+constexpr int FREE_AT = FULL_AT + SLOTS * 8;  // every warp has read it,
+constexpr int INBOX_AT = FREE_AT + SLOTS * 8;  // a warpgroup's partial sums are there
+static_assert(INBOX_AT + SF_WARPGROUPS * 8 == SF_SHARED_BYTES, "the host and the kernel disagree about shared memory");
 
 struct Place {
   int lane, warp, c, t;  // c = row, t = column pair of the lane in an 8x8 matrix

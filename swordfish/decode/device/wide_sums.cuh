@@ -82,7 +82,7 @@ struct Sums {
 #pragma unroll
         for (int e = 0; e < TOKENS / 2; e++) total[i][e] *= unit[i][e / 2 % 2];
       }
-      if constexpr (CHANNELWISE && OFFSETS) fold(total[i], tokens, load_row_pair(row + SCALE_ROW_BYTES, i));
+      if constexpr (CHANNELWISE && OFFSETS) fold(total[i], tokens, load_row_pair(row + ROW_BYTES, i));
     }
   }
 

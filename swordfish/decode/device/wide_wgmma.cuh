@@ -22,12 +22,12 @@ struct Products {
   u32 words[2][STEPS][TILES * LANE_WORDS];
   RowBias bias[TILES];
   RowPair scale[TILES], zero[TILES];
-  u32 words_at, row_at;  // of the lane: in slot 0 of the weights, in its first row of scales
+  u32 words_at, row_at;  // of the lane, in slot 0: words, first row of scales
 
   SF_DEVICE Products(const Place& p, u32 shared) {
     const int j = first_row_block(p, p.lane >> 3);
     words_at = shared + WEIGHTS_AT + p.block * (STAGE_BLOCKS * BLOCK_BYTES) + (p.lane * 4 + j) * LANE_WORDS * 4;
-    row_at = shared + WEIGHTS_AT + WEIGHT_BYTES + (p.block * 64 + j * 16 + p.c) * 2;
+    row_at = shared + ROWS_AT + (p.block * 64 + j * 16 + p.c) * 2;
 #pragma unroll
     for (int i = 0; i < TILES; i++) bias[i] = default_bias();
   }
@@ -36,7 +36,7 @@ struct Products {
   SF_DEVICE void start(int slot, u32 channel_row) {
     if (CHANNELWISE && SF_ZEROS == SF_ZEROS_INTEGER) {
 #pragma unroll
-      for (int i = 0; i < TILES; i++) bias[i] = zero_bias(load_row_pair(channel_row + SCALE_ROW_BYTES, i));
+      for (int i = 0; i < TILES; i++) bias[i] = zero_bias(load_row_pair(channel_row + ROW_BYTES, i));
     }
     load_words(0, slot);
     dequantise(0, slot);
@@ -44,10 +44,10 @@ struct Products {
   }
 
   // One stage. On entry its first batch is dequantised and nothing is in flight; on exit the same holds for the next stage. `refill` runs
-  // beside the first products; `ready` waits for the next slot and says whether there is one.
-  template <class Refill, class Ready>
-  SF_DEVICE void stage(int slot, int next_slot, u32 tokens_at, Refill refill, Ready ready) {
-    const u64 tokens = wgmma_descriptor(tokens_at);
+  // beside the first products; `ready` waits for the next slot and says whether there is one; `release` says that this slot has been read.
+  template <class Refill, class Ready, class Release>
+  SF_DEVICE void stage(int slot, int next_slot, u32 slot_at, Refill refill, Ready ready, Release release) {
+    const u64 tokens = wgmma_descriptor(slot_at);
 #pragma unroll
     for (int batch = 0; batch < BATCHES; batch++) {
       const int depth = batch / TILES, tile = batch % TILES;
@@ -66,25 +66,27 @@ struct Products {
     }
     wgmma_wait<1>();
     if (!DRAIN) end_segment(BATCHES - 2);
-    if (ready()) load_words(0, next_slot);
+    const bool more = ready();
+    if (more) load_words(0, next_slot);
     dequantise(0, next_slot);
     wgmma_wait<0>();
+    release();
     if (DRAIN) end_segments(DEPTHS - 1);
     if (!DRAIN) end_segment(BATCHES - 1);
-    begin_segments(next_slot);
+    if (more) begin_segments(next_slot);
   }
 
  private:
-  SF_DEVICE u32 row_of(int depth, int slot) const { return row_at + slot * WEIGHT_SLOT_BYTES + segment_of(depth) * SCALE_ROW_BYTES; }
+  SF_DEVICE u32 row_of(int depth, int slot) const { return row_at + slot * SLOT_BYTES + segment_of(depth) * ROW_BYTES; }
 
   SF_DEVICE void load_words(int depth, int slot) {
 #pragma unroll
-    for (int k = 0; k < STEPS; k++) load_lane_words(words[depth & 1][k], words_at + slot * WEIGHT_SLOT_BYTES + (depth * STEPS + k) * SLICE_BYTES);
+    for (int k = 0; k < STEPS; k++) load_lane_words(words[depth & 1][k], words_at + slot * SLOT_BYTES + (depth * STEPS + k) * SLICE_BYTES);
   }
 
   SF_DEVICE void dequantise(int batch, int slot) {
     const int depth = batch / TILES, tile = batch % TILES;
-    if (SF_ZEROS == SF_ZEROS_INTEGER && begins(depth)) bias[tile] = zero_bias(load_row_pair(row_of(depth, slot) + SCALE_ROWS * SCALE_ROW_BYTES, tile));
+    if (SF_ZEROS == SF_ZEROS_INTEGER && begins(depth)) bias[tile] = zero_bias(load_row_pair(row_of(depth, slot) + SCALE_ROWS * ROW_BYTES, tile));
 #pragma unroll
     for (int k = 0; k < STEPS; k++) dequantise_fragment(words[depth & 1][k], tile, bias[tile], fragment[batch & 1][k]);
   }
@@ -121,7 +123,7 @@ struct Products {
     const int depth = batch / TILES, tile = batch % TILES;
     if (ONE_SET || !ends(depth)) return;
     scale[tile] = load_row_pair(row_of(depth, slot), tile);
-    if (OFFSETS) zero[tile] = load_row_pair(row_of(depth, slot) + SCALE_ROWS * SCALE_ROW_BYTES, tile);
+    if (OFFSETS) zero[tile] = load_row_pair(row_of(depth, slot) + SCALE_ROWS * ROW_BYTES, tile);
   }
 
   SF_DEVICE void end_segment(int batch) {
