@@ -50,7 +50,9 @@ def ring_candidates(scheme: Any, m: int, k: int, n: int, props: Any) -> list[Any
             config.check(scheme, k, props)
         except ArgumentError:
             continue
-        resident = min(props.smem_per_sm // (config.shared_bytes(scheme, k) + props.smem_reserved), max(1, 20 // warps))
+        resident = min(
+            props.smem_per_sm // (config.shared_bytes(scheme, k) + props.smem_reserved), max(1, 20 // warps)
+        )
         config = replace(config, min_ctas=min(8, resident))
         grids = [0]
         if tiles * split > props.sm_count * resident:
@@ -157,7 +159,13 @@ def _child(job: dict[str, Any], results: Any, start: int) -> None:
             def call(i: int, launch: Any = launch, config: Any = config) -> torch.Tensor:
                 launch(
                     config.arguments(
-                        problem.words[i], problem.scales[i], problem.zeros[i], problem.x, None, problem.out
+                        problem.words[i],
+                        problem.scales[i],
+                        problem.zeros[i],
+                        problem.x,
+                        None,
+                        None,
+                        problem.out,
                     )
                 )
                 return problem.out
@@ -240,7 +248,9 @@ def main() -> None:
         k, n = SHAPES[name].k, SHAPES[name].n
         for m in map(int, args.m.split(",")):
             configs = ring_candidates(scheme, m, k, n, props)
-            picked = configs if len(configs) <= args.most else random.Random(args.seed).sample(configs, args.most)
+            picked = (
+                configs if len(configs) <= args.most else random.Random(args.seed).sample(configs, args.most)
+            )
             picked = list(dict.fromkeys([choose(m, n, k, scheme, props).config, *picked]))
             jobs.append(
                 {

@@ -42,7 +42,9 @@ def plan(m: int, n: int, k: int, scheme: Scheme, props: DeviceProps | None, *, b
     if m == 0:
         return Plan("empty", None, "no rows: nothing is launched")
     if props is None:
-        return Plan("reference", None, "tensors on the CPU and no GPU emulated: fp64 product of the exact weights")
+        return Plan(
+            "reference", None, "tensors on the CPU and no GPU emulated: fp64 product of the exact weights"
+        )
     choice = choose(m, n, k, scheme, props)
     return Plan("decode", choice.config, choice.reason)
 

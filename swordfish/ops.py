@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from swordfish.decode import RingConfig
+from swordfish.decode.tokens import packed_tokens
 from swordfish.dispatch import plan, prepared_decode, props_of
 from swordfish.errors import ArgumentError, ArgumentTypeError
 from swordfish.packed import PackedWeight
@@ -13,7 +14,6 @@ from swordfish.weights import dequantize
 
 __all__ = ["mm"]
 
-_ROW_ALIGNMENT = 8  # elements: bulk copies read rows of x in units of 16 bytes
 _STORE_ALIGNMENT = 4  # elements: results are stored 8 bytes at a time
 
 
@@ -23,32 +23,36 @@ def mm(
     """``x @ W + bias`` with a packed weight.
 
     Args:
-        x: ``[..., K]`` in ``w.dtype``, any strides, on the device of ``w``. Leading dimensions are rows; none of them may be missing.
+        x: ``[..., K]`` in ``w.dtype``, any strides, on the device of ``w``; any number of leading dimensions,
+            zero of any of them included. Under ``torch.autocast`` a floating x of another dtype is cast to
+            ``w.dtype``.
         w: the packed weight. Its own bias, if it has one, is added.
         bias: ``[N]``, floating point; rounded to ``w.dtype`` and added in fp32 before the result is rounded.
         out: ``[..., N]`` in ``w.dtype`` to write into and return; any strides that do not overlap.
 
     Returns:
-        ``[..., N]`` in ``w.dtype``: fp32 accumulation of exact products, one rounding. The sum order is fixed, so equal inputs give
-        equal bits. Gradients flow to ``x`` (through the dequantised weight), not to the weight.
+        ``[..., N]`` in ``w.dtype``: fp32 accumulation of exact products, one rounding. The sum order is
+        fixed, so equal inputs give equal bits. Gradients flow to ``x`` (through the dequantised weight) and
+        to ``bias``, not to the weight.
 
     CPU tensors are multiplied in fp64, or by the emulated kernels inside :func:`swordfish.emulate`.
 
     Raises:
-        ArgumentError: shapes or devices that do not fit, a bias given for a weight that has one.
-        ArgumentTypeError: a dtype other than the weight's (outside autocast nothing is cast).
+        ArgumentError: shapes or devices that do not fit, a bias given for a weight that has one, an ``out``
+            that requires a gradient.
+        ArgumentTypeError: a dtype other than the weight's.
         UnsupportedDeviceError: a GPU without kernels.
     """
     if not isinstance(w, PackedWeight):
-        raise ArgumentTypeError("w", type(w).__name__, "a PackedWeight; see swordfish.pack and swordfish.from_gptq")
-    _check(x, w)
+        raise ArgumentTypeError(
+            "w", type(w).__name__, "a PackedWeight; see swordfish.pack and swordfish.from_gptq"
+        )
+    x = _activation(x, w)
     bias = _bias(bias, w)
-    k, n = w.shape
-    shape = (*x.shape[:-1], n)
     if out is not None:
-        _check_out(out, shape, w, x)
-    if torch.is_grad_enabled() and x.requires_grad:
-        result: torch.Tensor = _InputGradient.apply(x, w, bias)  # type: ignore[no-untyped-call]
+        _check_out(out, (*x.shape[:-1], w.shape[1]), w, x)
+    if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
+        result: torch.Tensor = _Product.apply(x, w, bias)  # type: ignore[no-untyped-call]
         return result if out is None else out.copy_(result)
     if out is None:
         return _product(x, w, bias)
@@ -72,8 +76,8 @@ def _into(x: torch.Tensor, w: PackedWeight, bias: torch.Tensor | None, out: torc
         _launch(x.reshape(rows, k), w, bias, out.view(rows, n))
 
 
-class _InputGradient(torch.autograd.Function):
-    """Differentiates with respect to x only; the weight is data."""
+class _Product(torch.autograd.Function):
+    """Differentiates with respect to x and the bias; the weight is data."""
 
     @staticmethod
     def forward(ctx, x, w, bias):  # type: ignore[no-untyped-def]
@@ -82,20 +86,32 @@ class _InputGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        return grad @ dequantize(ctx.weight).T, None, None
+        to_x, _, to_bias = ctx.needs_input_grad
+        return (
+            grad @ dequantize(ctx.weight).T if to_x else None,
+            None,
+            grad.flatten(0, -2).sum(0) if to_bias and grad.ndim > 1 else grad if to_bias else None,
+        )
 
 
-def _check(x: torch.Tensor, w: PackedWeight) -> None:
+def _activation(x: torch.Tensor, w: PackedWeight) -> torch.Tensor:
+    """x, checked; cast to the dtype of the weight under autocast."""
     if not isinstance(x, torch.Tensor):
         raise ArgumentTypeError("x", type(x).__name__, "a torch.Tensor")
     if x.dtype != w.dtype:
-        raise ArgumentTypeError(
-            "x.dtype", x.dtype, f"{w.dtype}, for which the weight was packed", "Cast x, or pack the weight for this dtype."
-        )
+        if not x.is_floating_point() or not torch.is_autocast_enabled(x.device.type):
+            raise ArgumentTypeError(
+                "x.dtype",
+                x.dtype,
+                f"{w.dtype}, for which the weight was packed",
+                "Cast x, or pack the weight for this dtype.",
+            )
+        x = x.to(w.dtype)
     if x.ndim < 1 or x.shape[-1] != w.shape[0]:
         raise ArgumentError("x.shape", tuple(x.shape), f"[..., K={w.shape[0]}]")
     if x.device != w.device:
         raise ArgumentError("x.device", x.device, f"{w.device}, where the weight is")
+    return x
 
 
 def _bias(bias: torch.Tensor | None, w: PackedWeight) -> torch.Tensor | None:
@@ -104,6 +120,8 @@ def _bias(bias: torch.Tensor | None, w: PackedWeight) -> torch.Tensor | None:
     n = w.shape[1]
     if w.bias is not None and bias is not w.bias:
         raise ArgumentError("bias", "a tensor", "None for a weight that carries its own bias")
+    if not isinstance(bias, torch.Tensor):
+        raise ArgumentTypeError("bias", type(bias).__name__, "a torch.Tensor or None")
     if not bias.is_floating_point():
         raise ArgumentTypeError("bias.dtype", bias.dtype, "a floating-point dtype")
     if tuple(bias.shape) != (n,):
@@ -114,6 +132,10 @@ def _bias(bias: torch.Tensor | None, w: PackedWeight) -> torch.Tensor | None:
 
 
 def _check_out(out: torch.Tensor, shape: tuple[int, ...], w: PackedWeight, x: torch.Tensor) -> None:
+    if not isinstance(out, torch.Tensor):
+        raise ArgumentTypeError("out", type(out).__name__, "a torch.Tensor or None")
+    if out.requires_grad and torch.is_grad_enabled():
+        raise ArgumentError("out.requires_grad", True, "False: the result is written in place")
     if out.dtype != w.dtype:
         raise ArgumentTypeError("out.dtype", out.dtype, str(w.dtype))
     if tuple(out.shape) != shape:
@@ -122,14 +144,18 @@ def _check_out(out: torch.Tensor, shape: tuple[int, ...], w: PackedWeight, x: to
         raise ArgumentError("out.device", out.device, f"{w.device}, where the weight is")
     if any(s == 0 and size > 1 for s, size in zip(out.stride(), out.shape, strict=True)):
         raise ArgumentError("out.stride()", out.stride(), "strides that do not overlap")
-    if out.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() and out.numel() and _overlap(out, x):
+    if (
+        out.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+        and out.numel()
+        and _overlap(out, x)
+    ):
         raise ArgumentError("out", "memory shared with x", "memory of its own")
 
 
 def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
     def span(t: torch.Tensor) -> tuple[int, int]:
         reach = sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
-        return t.storage_offset(), t.storage_offset() + reach + 1
+        return int(t.storage_offset()), int(t.storage_offset() + reach + 1)
 
     (a0, a1), (b0, b1) = span(a), span(b)
     return a0 < b1 and b0 < a1
@@ -144,24 +170,21 @@ def _launch(x: torch.Tensor, w: PackedWeight, bias: torch.Tensor | None, out: to
         reference_mm(x, w, bias, out)
         return
     config: RingConfig = chosen.config
-    x = _readable(w.gather(x), k)
+    if config.gather:
+        x = x if x.stride(1) == 1 else x.contiguous()
+    else:
+        x = packed_tokens(x, w.perm, k, props.arch)
     target = out if _storable(out) else torch.empty((m, n), dtype=out.dtype, device=out.device)
     launch = prepared_decode(config, w.scheme, m, k, n, bias is not None, props.arch)
-    launch(config.arguments(w.words, w.scale_rows, w.zero_rows, x, bias, target))
+    launch(config.arguments(w.words, w.scale_rows, w.zero_rows, x, w.perm, bias, target))
     if target is not out:
         out.copy_(target)
-
-
-def _readable(x: torch.Tensor, k: int) -> torch.Tensor:
-    """x as the kernels read it: unit inner stride, 16-byte aligned rows, K filled up with zeros to whole blocks of 64."""
-    if k % 64:
-        return torch.nn.functional.pad(x, (0, -k % 64))
-    aligned = x.stride(1) == 1 and (x.shape[0] == 1 or x.stride(0) % _ROW_ALIGNMENT == 0) and x.data_ptr() % 16 == 0
-    return x if aligned else x.clone(memory_format=torch.contiguous_format)
 
 
 def _storable(out: torch.Tensor) -> bool:
     n = out.shape[1]
     if out.stride(1) != 1 and n > 1:
         return False
-    return n % _STORE_ALIGNMENT != 0 or (out.data_ptr() % 8 == 0 and (out.shape[0] == 1 or out.stride(0) % _STORE_ALIGNMENT == 0))
+    return n % _STORE_ALIGNMENT != 0 or (
+        out.data_ptr() % 8 == 0 and (out.shape[0] == 1 or out.stride(0) % _STORE_ALIGNMENT == 0)
+    )

@@ -56,7 +56,9 @@ def quantised(
     g = torch.Generator().manual_seed(seed)
     groups = 1 if group_size == -1 else -(-k // group_size)
     codes = torch.randint(0, 1 << bits, (k, n), dtype=torch.uint8, generator=g)
-    scales = (torch.rand(groups, n, generator=g) * 0.015 + 0.005) * (torch.randint(0, 2, (groups, n), generator=g) * 2 - 1)
+    scales = (torch.rand(groups, n, generator=g) * 0.015 + 0.005) * (
+        torch.randint(0, 2, (groups, n), generator=g) * 2 - 1
+    )
     zero_rows = g_idx = None
     if zeros == "integer":
         zero_rows = torch.randint(0, (1 << bits) + 1, (groups, n), generator=g)

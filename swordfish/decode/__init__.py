@@ -2,6 +2,7 @@
 
 from swordfish.decode.choose import ROW_BUCKETS, Choice, choose
 from swordfish.decode.ring import MAX_ROWS, RingConfig
+from swordfish.decode.tokens import gather_source
 from swordfish.runtime.device import DeviceProps
 from swordfish.runtime.source import KernelSource
 from swordfish.scheme import Scheme
@@ -13,4 +14,5 @@ def sources_for(
     scheme: Scheme, k: int, n: int, props: DeviceProps, *, bias: bool = False
 ) -> list[KernelSource]:
     """Every kernel that decode may launch for a weight of ``k`` packed rows and ``n`` columns, for ahead-of-time builds."""
-    return [choose(m, n, k, scheme, props).config.source(scheme, k, n, bias=bias) for m in ROW_BUCKETS]
+    kernels = [choose(m, n, k, scheme, props).config.source(scheme, k, n, bias=bias) for m in ROW_BUCKETS]
+    return [*kernels, gather_source()]

@@ -46,6 +46,7 @@ class RingConfig:
         split: CTAs of the cluster that splits K, 1 to 8.
         ctas: CTAs per row tile that walk over the column tiles when ``split`` is 1; 0 means one CTA per tile.
         min_ctas: CTAs per SM that registers must allow.
+        gather: read x through the permutation of an act-order weight instead of expecting it in packed order.
     """
 
     rows: int
@@ -56,6 +57,7 @@ class RingConfig:
     split: int = 1
     ctas: int = 0
     min_ctas: int = 1
+    gather: bool = False
 
     def __post_init__(self) -> None:
         limits = {
@@ -73,7 +75,9 @@ class RingConfig:
             if getattr(self, name) not in (1, 2, 4):
                 raise ArgumentError(f"RingConfig.{name}", getattr(self, name), "1, 2 or 4")
         if self.split > 1 and self.ctas:
-            raise ArgumentError("RingConfig.ctas", self.ctas, f"0 when split={self.split}: a cluster owns one tile")
+            raise ArgumentError(
+                "RingConfig.ctas", self.ctas, f"0 when split={self.split}: a cluster owns one tile"
+            )
 
     def __str__(self) -> str:
         changed = [f"{f.name}={getattr(self, f.name)}" for f in fields(self)]
@@ -130,6 +134,7 @@ class RingConfig:
                 "SF_SLOTS": self.slots,
                 "SF_SPLIT": self.split,
                 "SF_MIN_CTAS": self.min_ctas,
+                "SF_GATHER": int(self.gather),
                 "SF_SHARED_BYTES": self.shared_bytes(scheme, k),
             },
         )
@@ -151,15 +156,18 @@ class RingConfig:
         scales: torch.Tensor,
         zeros: torch.Tensor | None,
         x: torch.Tensor,
+        perm: torch.Tensor | None,
         bias: torch.Tensor | None,
         out: torch.Tensor,
     ) -> tuple[object, ...]:
-        """Kernel arguments, in order. ``x`` and ``out`` are 2-D with unit inner stride; x rows are 16-byte aligned."""
+        """Kernel arguments, in order. ``x`` and ``out`` are 2-D with unit inner stride; without ``gather``, rows of x are 16-byte
+        aligned, in packed order and padded to blocks of 64."""
         return (
             words,
             scales,
             zeros,
             x,
+            perm,
             bias,
             out,
             np.int32(x.shape[0]),

@@ -108,6 +108,8 @@ SF_DEVICE Floats4 load_floats4(u32 address) {
   return w;
 }
 
+SF_DEVICE void store_word(u32 address, u32 v) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(v) : "memory"); }
+
 SF_DEVICE void store_float(u32 address, float v) { asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(v) : "memory"); }
 
 // Four 8x8 matrices of 16-bit elements: one instruction brings the token fragments of a k32 step.

@@ -6,7 +6,8 @@
 //
 //     weights          SF_COLS columns of SF_UNIT blocks (k64 x n64)     } bulk copies, requested before the previous kernel has finished
 //     scales (zeros)   SCALE_ROWS rows of SF_COLS x 64 values             }
-//     tokens           SF_ROWS rows of SF_UNIT x 64 values                  cp.async groups, requested after it
+//     tokens           SF_ROWS rows of SF_UNIT x 64 values                  cp.async groups, requested after it; with SF_GATHER (act-order)
+//                                                                        loads through the permutation, a unit ahead in registers
 //
 // The warps of a CTA split K (unit u belongs to warp u % SF_WARPS) and the SF_SPLIT CTAs of a cluster split it further. Partial sums meet
 // in shared memory and then, by st.async, on the CTA of the cluster that owns the columns. Every sum has a fixed order and every
@@ -16,7 +17,7 @@
 // then every gridDim.y-th. With SF_SPLIT > 1 there is one column tile per cluster, so no peer is ever a tile ahead.
 //
 // Defines (see decode/ring.py): SF_BITS SF_BF16 SF_ZEROS SF_GROUP SF_K SF_N SF_BIAS SF_ROWS SF_COLS SF_UNIT SF_WARPS SF_SLOTS SF_SPLIT
-// SF_MIN_CTAS SF_SHARED_BYTES
+// SF_MIN_CTAS SF_GATHER SF_SHARED_BYTES
 #include "ptx.cuh"
 #include "dequant.cuh"
 
@@ -74,6 +75,7 @@ static_assert(SHARED_BYTES == SF_SHARED_BYTES, "decode/ring.py and this file dis
 struct Problem {
   const u8* words;
   const u16 *scales, *zeros, *x, *bias;
+  const int* perm;
   u16* out;
   int rows;                  // of this row tile
   i64 x_stride, out_stride;  // elements
@@ -124,6 +126,40 @@ struct Ring {
     }
   }
 };
+
+#if SF_GATHER
+// Tokens of one unit in packed order, held by the lanes of a warp: GATHERED adjacent values of every row each.
+constexpr int GATHERED = UNIT_K / 32;
+
+struct Gather {
+  int from[GATHERED];
+  u32 value[SF_ROWS][GATHERED];
+
+  SF_DEVICE void load_indices(const Problem& p, int unit, int lane) {
+    const int at = unit * UNIT_K + lane * GATHERED;
+#pragma unroll
+    for (int i = 0; i < GATHERED; i += 2) {
+      const u64 pair = SHORT_UNIT && at + i >= K_BLOCKS * 64 ? ~0ull : *(const u64*)(p.perm + at + i);
+      from[i] = (int)pair;
+      from[i + 1] = (int)(pair >> 32);
+    }
+  }
+
+  SF_DEVICE void load_values(const Problem& p) {
+#pragma unroll
+    for (int row = 0; row < SF_ROWS; row++)
+#pragma unroll
+      for (int i = 0; i < GATHERED; i++) value[row][i] = from[i] < 0 || row >= p.rows ? 0 : p.x[row * p.x_stride + from[i]];
+  }
+
+  SF_DEVICE void store(u32 tokens, int lane) const {
+#pragma unroll
+    for (int row = 0; row < SF_ROWS; row++)
+#pragma unroll
+      for (int i = 0; i < GATHERED; i += 2) store_word(tokens + row * TOKEN_PITCH + (lane * GATHERED + i) * 2, value[row][i] | value[row][i + 1] << 16);
+  }
+};
+#endif
 
 // Walks the units of a warp through all column tiles of its CTA.
 struct Cursor {
@@ -314,13 +350,13 @@ SF_DEVICE void reduce_cluster(const Problem& p, int tile, u32 shared, int rank) 
 // ---- the kernel --------------------------------------------------------------------------------------------------------------------
 
 extern "C" __global__ void __launch_bounds__(SF_WARPS * 32, SF_MIN_CTAS)
-    decode_ring(const u8* words, const u16* scales, const u16* zeros, const u16* x, const u16* bias, u16* out, int rows, i64 x_stride, i64 out_stride) {
+    decode_ring(const u8* words, const u16* scales, const u16* zeros, const u16* x, const int* perm, const u16* bias, u16* out, int rows, i64 x_stride, i64 out_stride) {
   extern __shared__ __align__(128) u8 shared_memory[];
   launch_dependents();
   const u32 shared = shared_address(shared_memory);
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const int rank = blockIdx.x % SF_SPLIT, row_at = blockIdx.x / SF_SPLIT * SF_ROWS;
-  const Problem p = {words, scales, zeros, x + row_at * x_stride, bias, out + row_at * out_stride, min(SF_ROWS, rows - row_at), x_stride, out_stride};
+  const Problem p = {words, scales, zeros, x + row_at * x_stride, bias, perm, out + row_at * out_stride, min(SF_ROWS, rows - row_at), x_stride, out_stride};
 
   const int first_tile = blockIdx.y, tile_step = SF_SPLIT == 1 ? gridDim.y : TILES;
   const int first_unit = rank * UNITS / SF_SPLIT + warp, end_unit = (rank + 1) * UNITS / SF_SPLIT;
@@ -347,6 +383,27 @@ extern "C" __global__ void __launch_bounds__(SF_WARPS * 32, SF_MIN_CTAS)
     if (lane == 0) ring.request_weights(p, next.tile, next.unit, s);
     next.advance(first_unit, end_unit, tile_step);
   }
+#if SF_GATHER
+  Gather first[SF_SLOTS], gather;
+  Cursor late = start;
+#pragma unroll
+  for (int s = 0; s < SF_SLOTS; s++) {
+    if (late.tile < TILES) first[s].load_indices(p, late.unit, lane);
+    late.advance(first_unit, end_unit, tile_step);
+  }
+  // From here on `late` is `next`, and `gather` holds the indices of its unit.
+  if (late.tile < TILES) gather.load_indices(p, late.unit, lane);
+  wait_for_previous_kernel();
+  late = start;
+#pragma unroll
+  for (int s = 0; s < SF_SLOTS; s++) {
+    if (late.tile < TILES) {
+      first[s].load_values(p);
+      first[s].store(ring.slots + s * SLOT_BYTES + TOKEN_OFFSET, lane);
+    }
+    late.advance(first_unit, end_unit, tile_step);
+  }
+#else
   wait_for_previous_kernel();
   Cursor late = start;
 #pragma unroll
@@ -357,6 +414,7 @@ extern "C" __global__ void __launch_bounds__(SF_WARPS * 32, SF_MIN_CTAS)
     }
     copy_async_commit();
   }
+#endif
 
   // Lanes of rows that do not exist read the last row instead: their products land in columns that are never stored.
   u32 token_offsets[TOKEN_TILES];
@@ -368,17 +426,29 @@ extern "C" __global__ void __launch_bounds__(SF_WARPS * 32, SF_MIN_CTAS)
   for (int tile = first_tile; tile < TILES; tile += tile_step) {
     Accumulators total = {};
     for (int unit = first_unit; unit < end_unit; unit += SF_WARPS) {
+#if SF_GATHER
+      if (next.tile < TILES) gather.load_values(p);
+#else
       copy_async_wait<SF_SLOTS - 1>();
+#endif
       barrier_wait(ring.barriers + slot * 8, parity);
       warp_sync();  // the other lanes' tokens
       multiply_unit(total, ring.slots + slot * SLOT_BYTES, blocks_of(unit), token_offsets, lane);
       warp_sync();  // every lane has read the slot
       if (next.tile < TILES) {
         if (lane == 0) ring.request_weights(p, next.tile, next.unit, slot);
+#if SF_GATHER
+        gather.store(ring.slots + slot * SLOT_BYTES + TOKEN_OFFSET, lane);
+#else
         ring.request_tokens(p, next.unit, slot, lane);
+#endif
         next.advance(first_unit, end_unit, tile_step);
       }
+#if SF_GATHER
+      if (next.tile < TILES) gather.load_indices(p, next.unit, lane);
+#else
       copy_async_commit();
+#endif
       if (++slot == SF_SLOTS) {
         slot = 0;
         parity ^= 1;
