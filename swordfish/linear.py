@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
 from dataclasses import asdict
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from swordfish.errors import ArgumentError, ArgumentTypeError
-from swordfish.layouts.packing import packed_shape
+from swordfish.layouts.packing import BLOCK, packed_shape
 from swordfish.ops import mm
 from swordfish.packed import FORMAT_VERSION, PackedWeight
 from swordfish.scheme import Scheme
@@ -23,11 +23,14 @@ _BUFFERS = ("words", "scale_rows", "zero_rows", "perm", "bias")
 class Linear(nn.Module):
     """``y = x @ W + bias`` for a packed weight; x ``[..., in_features]`` in the weight's dtype.
 
-    The tensors of the weight are buffers (``words``, ``scale_rows``, ``zero_rows``, ``perm``, ``bias``), so the module moves, saves, copies and
-    pickles like any other; ``state_dict`` also carries the scheme and the version of the packed format, and loading refuses another one.
-    Buffers keep their dtypes under ``module.to(dtype)`` and ``module.half()``: a weight is packed for one activation dtype.
+    The tensors of the weight are buffers (``words``, ``scale_rows``, ``zero_rows``, ``perm``, ``bias``), so
+    the module moves, saves, copies and pickles like any other. ``state_dict`` also carries the scheme and the
+    version of the packed format (as a tensor of JSON text, which safetensors files can hold), and loading
+    refuses another one. Buffers keep their dtypes under ``module.to(dtype)`` and ``module.half()``: a weight
+    is packed for one activation dtype.
 
-    ``Linear(weight)`` wraps a :class:`~swordfish.PackedWeight`; ``Linear.empty(...)`` makes one to load a state_dict into.
+    ``Linear(weight)`` wraps a :class:`~swordfish.PackedWeight`; ``Linear.empty(...)`` makes one to load a
+    state_dict into.
     """
 
     words: torch.Tensor
@@ -53,18 +56,37 @@ class Linear(nn.Module):
         scheme: Scheme,
         *,
         bias: bool = False,
+        packed_rows: int | None = None,
         device: torch.device | str | None = None,
     ) -> Linear:
-        """An uninitialised layer of the given scheme (``device="meta"`` allocates nothing), for ``load_state_dict``."""
-        rows = (scheme.groups(in_features), -(-out_features // 64) * 64)
+        """An uninitialised layer of the given scheme, for ``load_state_dict`` (``device="meta"`` allocates
+        nothing).
+
+        ``packed_rows`` is ``PackedWeight.packed_k`` of the weight to come. It differs from ``in_features``
+        only for row shards of an act-order weight whose groups had to be padded.
+
+        Raises ``ArgumentError`` for fewer packed rows than ``in_features``, or another number without
+        act-order.
+        """
+        rows = in_features if packed_rows is None else packed_rows
+        if rows < in_features or (rows != in_features and not scheme.act_order):
+            allowed = f"in_features={in_features}" + (
+                " or more" if scheme.act_order else " without act-order"
+            )
+            raise ArgumentError("packed_rows", rows, allowed)
         dtype = scheme.torch_dtype
+        scales = (scheme.groups(rows), -(-out_features // BLOCK) * BLOCK)
+
+        def empty(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
+            return torch.empty(shape, dtype=dtype, device=device)
+
         return cls(
             PackedWeight(
-                torch.empty(packed_shape(in_features, out_features, scheme.bits), dtype=torch.int32, device=device),
-                torch.empty(rows, dtype=dtype, device=device),
-                None if scheme.zeros == "none" else torch.empty(rows, dtype=dtype, device=device),
-                torch.empty(in_features, dtype=torch.int32, device=device) if scheme.act_order else None,
-                torch.empty(out_features, dtype=dtype, device=device) if bias else None,
+                empty(*packed_shape(rows, out_features, scheme.bits), dtype=torch.int32),
+                empty(*scales),
+                None if scheme.zeros == "none" else empty(*scales),
+                empty(rows, dtype=torch.int32) if scheme.act_order else None,
+                empty(out_features) if bias else None,
                 scheme,
                 (in_features, out_features),
             )
@@ -86,31 +108,36 @@ class Linear(nn.Module):
     def extra_repr(self) -> str:
         return repr(self.weight)
 
-    def get_extra_state(self) -> dict[str, Any]:
-        """Scheme, shape and format version, stored with the state_dict."""
+    def get_extra_state(self) -> torch.Tensor:
+        """Format version, scheme and shape as JSON text in a uint8 tensor, stored with the state_dict."""
+        text = json.dumps(self._description()).encode()
+        return torch.frombuffer(bytearray(text), dtype=torch.uint8)
+
+    def set_extra_state(self, state: torch.Tensor) -> None:
+        """Checks what :meth:`get_extra_state` stored. Raises ``ArgumentError`` when it describes another
+        layer."""
+        found: dict[str, Any] = json.loads(bytes(state.cpu().numpy()))
+        for name, expected in self._description().items():
+            if found.get(name) != expected:
+                wanted = f"{expected}, which this layer was made for"
+                raise ArgumentError(f"state_dict {name}", found.get(name), wanted)
+
+    def _description(self) -> dict[str, Any]:
         return {
             "version": FORMAT_VERSION,
             "scheme": asdict(self.scheme),
-            "shape": (self.in_features, self.out_features),
+            "shape": [self.in_features, self.out_features],
         }
 
-    def set_extra_state(self, state: Mapping[str, Any]) -> None:
-        """Checks what :meth:`get_extra_state` stored. Raises ``ArgumentError`` when it describes another layer."""
-        for name, expected in self.get_extra_state().items():
-            found = state.get(name)
-            if (tuple(found) if isinstance(found, list) else found) != expected:
-                raise ArgumentError(f"state_dict {name}", found, f"{expected}, which this layer was made for")
-
     def _apply(self, fn: Any, recurse: bool = True) -> Linear:
-        """Device moves apply; dtype changes do not (nn.Module offers no narrower hook for floating buffers)."""
-        dtypes = {name: t.dtype for name, t in self._buffers.items() if t is not None}
+        """Device moves apply; dtype changes do not (nn.Module offers no narrower hook for floating
+        buffers)."""
 
         def keep_dtype(t: torch.Tensor) -> torch.Tensor:
             moved: torch.Tensor = fn(t)
             return moved if moved.dtype == t.dtype else t.to(moved.device)
 
-        super()._apply(keep_dtype, recurse)
-        assert all(self._buffers[name].dtype == dtype for name, dtype in dtypes.items())  # type: ignore[union-attr]
+        super()._apply(keep_dtype, recurse)  # type: ignore[no-untyped-call]
         return self
 
     def __getstate__(self) -> dict[str, Any]:

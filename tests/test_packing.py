@@ -235,6 +235,13 @@ class TestInt32Codes:
         assert torch.equal(source.dense(), codes)
         assert torch.equal(pack_words(source, bits), pack_words(codes, bits))
 
+    @pytest.mark.parametrize("rows", [1, 9])
+    def test_one_column_of_any_stride(self, rows: int) -> None:
+        words = torch.arange(2 * rows * 7, dtype=torch.int32).as_strided((rows, 1), (1, 7))
+        assert words.is_contiguous() and words.stride(1) == 7
+        codes = Int32Codes(words, 8, (4 * rows, 1)).dense()
+        assert codes.flatten().tolist() == [b for r in range(rows) for b in (r, 0, 0, 0)]
+
     def test_bad_input_is_named(self) -> None:
         words = torch.zeros(7, 64, dtype=torch.int32)
         with pytest.raises(ArgumentError, match=r"words.shape=\(7, 64\) .* \(8, 64\) for K=64, N=64, bits=4"):

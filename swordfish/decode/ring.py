@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from swordfish.errors import ArgumentError
+from swordfish.runtime.arguments import Argument
 from swordfish.runtime.device import DeviceProps
 from swordfish.runtime.launch import LaunchConfig
 from swordfish.runtime.source import KernelSource, assemble
@@ -159,7 +160,7 @@ class RingConfig:
         perm: torch.Tensor | None,
         bias: torch.Tensor | None,
         out: torch.Tensor,
-    ) -> tuple[object, ...]:
+    ) -> tuple[Argument, ...]:
         """Kernel arguments, in order. ``x`` and ``out`` are 2-D with unit inner stride; without ``gather``, rows of x are 16-byte
         aligned, in packed order and padded to blocks of 64."""
         return (

@@ -86,7 +86,9 @@ class Int32Codes:
 
     def _unpack(self, words: torch.Tensor, axis: int) -> torch.Tensor:
         """All fields of 2-D ``words`` side by side along ``axis``, as uint8."""
-        fields = words.contiguous().view(torch.uint8).view(*words.shape, 4)  # [A, B, byte]
+        # A contiguous tensor may have any stride along a dimension of 1, but view(dtype) insists on 1.
+        rows = words.contiguous().as_strided(words.shape, (words.shape[1], 1))
+        fields = rows.view(torch.uint8).view(*words.shape, 4)  # [A, B, byte]
         if self.bits == 4:
             fields = torch.stack((fields & 15, fields >> 4), dim=-1).flatten(2)  # [A, B, field]
         if self.interleave is not None:
