@@ -198,12 +198,6 @@ SF_OP("shf") {   // m[0]: 1 right, m[1]: 1 wrap
     return right ? uint32_t(s == 32 ? v >> 32 : v >> s) : uint32_t(s == 32 ? a : (v << s) >> 32);
   });
 }
-SF_OP("bmsk") {
-  return map2<uint32_t, uint32_t, uint32_t>(c, i, [](uint32_t a, uint32_t b) {
-    const uint32_t m = std::min(b, 32u);
-    return a >= 32 ? 0u : uint32_t((m == 32 ? ~0ull : (1ull << m) - 1) << a);
-  });
-}
 SF_OP("dp4a") {   // m[0]: a signed, m[1]: b signed
   const bool sa = i.m[0], sb = i.m[1];
   return map3<uint32_t, uint32_t, uint32_t, uint32_t>(c, i, [sa, sb](uint32_t a, uint32_t b, uint32_t e) {

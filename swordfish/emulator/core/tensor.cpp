@@ -188,6 +188,9 @@ SF_OP("cp.async.bulk.tensor") {
     if (t->rank != i.m[1]) c.m.finding("tensor map", "a map of " + std::to_string(t->rank) + " dimensions used by a " + std::to_string(i.m[1]) + "-dimensional copy", a, &c.cta, g.map, true);
     if (t->interleave) c.m.finding("tensor map", "interleaved layouts are not modelled", a, &c.cta, g.map, true);
     if (g.smem % 128) c.m.finding("misaligned", "bulk tensor copy at shared address " + hex(g.smem) + ", not 128-byte aligned", a, &c.cta, g.smem);
+    // An H200 stops such a copy with an illegal-instruction error; the ISA does not say so.
+    if (int64_t(g.at[0]) * t->elem_bits % 128)
+      c.m.finding("misaligned", "innermost coordinate " + std::to_string(g.at[0]) + " of a bulk tensor copy is no multiple of 16 bytes", a, &c.cta, g.smem);
     if (i.m[0] == 0) {
       g.bar = uint32_t(c.r64(i.o[2])[l]);
       if (i.m[2]) g.ctas = c.r32(i.o[3])[l] & 0xffff;

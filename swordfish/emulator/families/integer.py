@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from swordfish.emulator.decode import Decoder, Op, family
+from swordfish.emulator.families.narrow_integer import paired
 from swordfish.emulator.families.util import unsigned, vector
 from swordfish.emulator.ptx import type_size
 
@@ -23,7 +24,7 @@ def add(d: Decoder, op: Op) -> None:
         if op.has("cc"):
             return _carry(d, op, read=0)
         if t in ("u16x2", "s16x2"):
-            raise d.unknown(op)
+            return paired(d, op)
         from swordfish.emulator.families.floating import arithmetic
 
         return arithmetic(d, op)
@@ -51,7 +52,7 @@ def addc(d: Decoder, op: Op) -> None:
     _carry(d, op, read=1)
 
 
-@family("mul", "mul24")
+@family("mul")
 def mul(d: Decoder, op: Op) -> None:
     t = op.type
     if t not in _INT:
@@ -60,8 +61,6 @@ def mul(d: Decoder, op: Op) -> None:
         return arithmetic(d, op)
     w = type_size(t)
     form = op.any("wide", "hi") or "lo"
-    if op.base == "mul24":
-        raise d.unknown(op)
     d.emit(f"mul.{form}.{t}", [d.dst(op.args[0], 2 * w if form == "wide" else w), *_sources(d, op, [w, w])], cls="alu")
     return None
 
@@ -76,15 +75,25 @@ def mad(d: Decoder, op: Op) -> None:
     w = type_size(t)
     form = op.any("wide", "hi") or "lo"
     wide = 2 * w if form == "wide" else w
-    if op.has("cc") or op.has("sat"):
+    if op.has("sat"):
+        return _mad_sat(d, op)
+    if op.has("cc"):
         return _mad_cc(d, op, form, 0)
     d.emit(f"mad.{form}.{t}", [d.dst(op.args[0], wide), *_sources(d, op, [w, w, wide])], cls="alu")
     return None
 
 
+def _mad_sat(d: Decoder, op: Op) -> None:
+    """``mad.hi.sat.s32``: the sum in 64 bits, then clamped."""
+    high, wide = d.row(4), [d.row(8), d.row(8)]
+    d.emit("mul.hi.s32", [high, d.src(op.args[1], 4), d.src(op.args[2], 4)], cls="address")
+    for row, part in zip(wide, (high, d.src(op.args[3], 4)), strict=True):
+        d.emit("cvt", [row, part], [7, 6, 0, 0, 8], cls="address")
+    d.emit("add.s64", [wide[0], *wide], cls="address")
+    d.emit("cvt", [d.dst(op.args[0]), wide[0]], [6, 7, 0, 2, 4], cls="alu")
+
+
 def _mad_cc(d: Decoder, op: Op, form: str, read: int) -> None:
-    if op.has("sat"):
-        raise d.unknown(op)
     w = type_size(op.type)
     product = d.row(w)
     flag = d.root().regs.setdefault("%carry flag", (d.row(0), "pred"))[0]
@@ -112,6 +121,8 @@ def div(d: Decoder, op: Op) -> None:
 @family("min", "max")
 def minmax(d: Decoder, op: Op) -> None:
     t = op.type
+    if t in ("u16x2", "s16x2"):
+        return paired(d, op)
     if t not in _INT:
         from swordfish.emulator.families.floating import extreme
 
@@ -192,13 +203,6 @@ def bfi(d: Decoder, op: Op) -> None:
     d.emit(f"bfi.{unsigned(op.type)}", [d.dst(op.args[0], w), *_sources(d, op, [w, w, 4, 4])], cls="alu")
 
 
-@family("bmsk")
-def bmsk(d: Decoder, op: Op) -> None:
-    if not op.has("clamp"):
-        raise d.unknown(op)
-    d.emit("bmsk", [d.dst(op.args[0]), *_sources(d, op, [4, 4])], cls="alu")
-
-
 @family("lop3")
 def lop3(d: Decoder, op: Op) -> None:
     combine = op.any("and", "or")
@@ -254,7 +258,11 @@ def setp(d: Decoder, op: Op) -> None:
 
 def _setp_packed(d: Decoder, op: Op) -> None:
     """The low halves give the first predicate, the high halves the second."""
-    half = Op(op.base, (*op.mods[:-1], op.type[:-2]), op.args, op.line, op.text)
+    first, _, second = op.args[0].partition("|")
+    _compare_halves(d, op, [d.dst(first.strip()), d.dst(second.strip()) if second else d.row(0)])
+
+
+def _compare_halves(d: Decoder, op: Op, dests: list[int]) -> None:
     rows = [d.src(a, 4) for a in op.args[1:3]]
     highs = [d.row(4), d.row(4)]
     for high, row in zip(highs, rows, strict=True):
@@ -262,17 +270,30 @@ def _setp_packed(d: Decoder, op: Op) -> None:
     combine = next((_BOOL[m] for m in op.mods if m in _BOOL), 0)
     extra = [d.pred_src(op.args[3])] if combine else []
     cmp = next(_COMPARE[m] for m in op.mods if m in _COMPARE)
-    for dest, pair in zip([t.strip() for t in op.args[0].split("|")], (rows, highs), strict=True):
-        d.emit(f"setp.{half.type}", [d.dst(dest), d.row(0), *pair, *extra], [cmp, combine, int(op.has("ftz"))], cls="alu")
+    for dest, pair in zip(dests, (rows, highs), strict=True):
+        d.emit(f"setp.{op.type[:-2]}", [dest, d.row(0), *pair, *extra], [cmp, combine, int(op.has("ftz"))], cls="alu")
 
 
 @family("set")
 def set_value(d: Decoder, op: Op) -> None:
     t = d.row(0)
     dest_type = op.mods[-2]
+    if op.type in ("f16x2", "bf16x2"):
+        return _set_packed(d, op, dest_type)
     _compare(d, op, t, d.row(0), op.args[1:])
     true = {"f32": 0x3F800000, "u32": -1, "s32": -1, "f16": 0x3C00, "bf16": 0x3F80}[dest_type]
     d.emit("set.bool", [d.dst(op.args[0]), t], [true], cls="alu")
+    return None
+
+
+def _set_packed(d: Decoder, op: Op, dest_type: str) -> None:
+    """One half of the result for each half of the operands."""
+    p, low, high, dest = [d.row(0), d.row(0)], d.row(4), d.row(4), d.dst(op.args[0])
+    _compare_halves(d, op, p)
+    true = {"f16x2": 0x3C00, "bf16x2": 0x3F80}.get(dest_type, 0xFFFF)
+    d.emit("set.bool", [low, p[0]], [true], cls="alu")
+    d.emit("set.bool", [high, p[1]], [(true << 16) - (true >> 15 << 32)], cls="alu")
+    d.emit("or.u32", [dest, low, high], cls="alu")
 
 
 @family("selp")

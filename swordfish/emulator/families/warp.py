@@ -41,7 +41,7 @@ def activemask(d: Decoder, op: Op) -> None:
 @family("match")
 def match(d: Decoder, op: Op) -> None:
     dest, p, _ = _pair(d, op.args[0])
-    w = type_size(op.mods[1])
+    w = type_size(op.type)
     rows = [dest, p, d.src(op.args[1], w), d.src(op.args[2], 4)]
     d.emit("match", rows, [int(op.has("all")), w], cls="warp", sync=SYNC_MEMBERS)
 
