@@ -209,8 +209,8 @@ def _dependent() -> Case:
 
 
 def _registers_moved() -> Case:
-    """mov and ld of immediates: hexadecimal, octal, binary, negative, float and expressions."""
-    values = ("0xFFFFFFFF", "0777", "0b1011", "-5", "4294967295", "0x10U", "(3 + 4 * 2)", "(1 << 12) | 3", "~7", "0f3F99999A")
+    """mov and ld of immediates: hexadecimal, octal, binary, negative and float."""
+    values = ("0xFFFFFFFF", "0777", "0b1011", "-5", "4294967295", "0x10U", "0f3F99999A")
     body = ["mul.wide.u32 %rd1, tid, 64;\nadd.u64 %rd1, %rd1, P0;"]
     body += [f"mov.b32 %r1, {v};\nst.global.b32 [%rd1+{4 * i}], %r1;" for i, v in enumerate(values)]
     body.append("mov.f32 %f1, 0f40490FDB;\nmov.b32 %r1, %f1;\nst.global.b32 [%rd1+40], %r1;\nmov.f64 %fd1, 0d400921FB54442D18;\nst.global.f64 [%rd1+48], %fd1;\nmov.f32 %f2, 1.25;\nst.global.f32 [%rd1+56], %f2;")
