@@ -123,6 +123,10 @@ class WideConfig:
         if need > props.smem_per_cta:
             allowed = f"at most {props.smem_per_cta} bytes of shared memory per CTA"
             raise ArgumentError("WideConfig", self, allowed, f"It needs {need}.")
+        if self.in_place and scheme.zeros == "offset" and scheme.group_size != CHANNELWISE:
+            raise ArgumentError(
+                "WideConfig.in_place", True, "False with offsets", "They are added in plain units."
+            )
         stages = -(-k // self.stage_k)
         if self.split > stages:
             raise ArgumentError("WideConfig.split", self.split, f"no more than the {stages} stages of K={k}")
