@@ -1,0 +1,5 @@
+"""``python -m swordfish.cli``."""
+
+from swordfish.cli import main
+
+main()
