@@ -22,6 +22,7 @@ __all__ = [
     "Weight",
     "checkpoint_weights",
     "compile_command",
+    "kernel_requests",
     "kernel_table",
     "make_console",
     "parse_archs",
@@ -31,8 +32,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Weight:
-    """What kernels are specialised for: a scheme, ``k`` packed rows, ``n`` columns, and whether a bias is
-    added."""
+    """What kernels are specialised for: scheme, ``k`` packed rows, ``n`` columns, whether a bias is added."""
 
     scheme: Scheme
     k: int

@@ -1,5 +1,4 @@
-"""Times of the demo on a GPU, with every byte cold: copies of the operands are used in turn, together past
-L2.
+"""Times of the demo on a GPU with every byte cold: copies of the weight are used in turn, together past L2.
 
 A figure to look at, not a benchmark: see ``bench`` for one.
 """
