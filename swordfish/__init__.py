@@ -12,7 +12,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from swordfish.errors import ArgumentError, ArgumentTypeError, CompileError, SwordfishError, UnsupportedDeviceError
+from swordfish.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    CompileError,
+    SwordfishError,
+    UnsupportedDeviceError,
+)
 from swordfish.scheme import Scheme
 
 if TYPE_CHECKING:

@@ -32,10 +32,20 @@ class Plan:
 
 
 @functools.lru_cache(maxsize=4096)
-def plan(m: int, n: int, k: int, scheme: Scheme, props: DeviceProps | None, *, bias: bool = False) -> Plan:
+def plan(
+    m: int,
+    n: int,
+    k: int,
+    scheme: Scheme,
+    props: DeviceProps | None,
+    *,
+    bias: bool = False,
+    padded_rows: bool = False,
+) -> Plan:
     """The path and configuration for ``x[m, k] @ W[k, n]``; ``props`` is ``None`` for the CPU reference.
 
-    ``k`` counts packed rows (``PackedWeight.packed_k``).
+    ``k`` counts packed rows (``PackedWeight.packed_k``); ``padded_rows`` says that some of them are padding
+    between groups.
     """
     if m < 0:
         raise ArgumentError("m", m, "0 or more")
@@ -45,7 +55,7 @@ def plan(m: int, n: int, k: int, scheme: Scheme, props: DeviceProps | None, *, b
         return Plan(
             "reference", None, "tensors on the CPU and no GPU emulated: fp64 product of the exact weights"
         )
-    choice = choose(m, n, k, scheme, props)
+    choice = choose(m, n, k, scheme, props, padded_rows=padded_rows)
     return Plan("decode", choice.config, choice.reason)
 
 
@@ -53,7 +63,10 @@ def explain(w: PackedWeight, m: int) -> Plan:
     """Which kernel ``sf.mm`` would run for ``m`` rows of this weight, on its device, and why; print it."""
     if not isinstance(w, PackedWeight):
         raise ArgumentError("w", type(w).__name__, "a PackedWeight")
-    return plan(m, w.shape[1], w.packed_k, w.scheme, props_of(w.device), bias=w.bias is not None)
+    padded = w.packed_k != w.shape[0]
+    return plan(
+        m, w.shape[1], w.packed_k, w.scheme, props_of(w.device), bias=w.bias is not None, padded_rows=padded
+    )
 
 
 def props_of(device: torch.device) -> DeviceProps | None:

@@ -33,7 +33,7 @@ class ArgumentTypeError(SwordfishError, TypeError):
 
 
 class UnsupportedDeviceError(SwordfishError, RuntimeError):
-    """The GPU is of a family that no kernel here can run on; the message says what was found and what is needed."""
+    """The GPU is of a family that no kernel here can run on; the message says what was found and needed."""
 
 
 class CompileError(SwordfishError, RuntimeError):

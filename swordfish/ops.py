@@ -165,15 +165,12 @@ def _launch(x: torch.Tensor, w: PackedWeight, bias: torch.Tensor | None, out: to
     """2-D operands, at least one row."""
     m, n, k = x.shape[0], w.shape[1], w.packed_k
     props = props_of(w.device)
-    chosen = plan(m, n, k, w.scheme, props, bias=bias is not None)
+    chosen = plan(m, n, k, w.scheme, props, bias=bias is not None, padded_rows=k != w.shape[0])
     if props is None or chosen.config is None:
         reference_mm(x, w, bias, out)
         return
     config: RingConfig = chosen.config
-    if config.gather:
-        x = x if x.stride(1) == 1 else x.contiguous()
-    else:
-        x = packed_tokens(x, w.perm, k, props.arch)
+    x = packed_tokens(x, None if config.gather else w.perm, k, props.arch)
     target = out if _storable(out) else torch.empty((m, n), dtype=out.dtype, device=out.device)
     launch = prepared_decode(config, w.scheme, m, k, n, bias is not None, props.arch)
     launch(config.arguments(w.words, w.scale_rows, w.zero_rows, x, w.perm, bias, target))

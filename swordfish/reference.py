@@ -1,4 +1,5 @@
-"""The product on the CPU without kernels: exact weights, fp64 sums, one rounding. Slow, for checks and machines with no GPU."""
+"""The product on the CPU without kernels: exact weights, fp64 sums, one rounding. Slow, for checks and
+machines with no GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ _COLUMNS = 16 * BLOCK
 
 
 def exact_columns(w: PackedWeight, start: int, stop: int) -> torch.Tensor:
-    """fp64 ``[packed_k, stop - start]``: ``(q - z) * s`` without any rounding, rows in packed order; ``start`` a multiple of 64."""
+    """fp64 ``[packed_k, stop - start]``: ``(q - z) * s`` without any rounding, rows in packed order;
+    ``start`` a multiple of 64."""
     rows, s = w.packed_k, w.scheme
     words = w.words[start // BLOCK : -(-stop // BLOCK)]
     codes = unpack_words(words, s.bits, (rows, stop - start)).double()

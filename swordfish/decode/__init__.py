@@ -13,6 +13,7 @@ __all__ = ["MAX_ROWS", "ROW_BUCKETS", "Choice", "RingConfig", "choose", "sources
 def sources_for(
     scheme: Scheme, k: int, n: int, props: DeviceProps, *, bias: bool = False
 ) -> list[KernelSource]:
-    """Every kernel that decode may launch for a weight of ``k`` packed rows and ``n`` columns, for ahead-of-time builds."""
+    """Every kernel that decode may launch for a weight of ``k`` packed rows and ``n`` columns, for
+    ahead-of-time builds."""
     kernels = [choose(m, n, k, scheme, props).config.source(scheme, k, n, bias=bias) for m in ROW_BUCKETS]
     return [*kernels, gather_source()]

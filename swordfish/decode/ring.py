@@ -1,4 +1,5 @@
-"""Host side of ``device/ring.cu``: the configuration of the decode kernel for few rows and what follows from it."""
+"""Host side of ``device/ring.cu``: the configuration of the decode kernel for few rows and what follows from
+it."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ def _round_up(a: int, b: int) -> int:
 
 @dataclass(frozen=True)
 class RingConfig:
-    """Tile configuration of ``decode_ring``; every field is a compile-time constant of the kernel except ``ctas``.
+    """Tile configuration of ``decode_ring``; every field is a compile-time constant of the kernel except
+    ``ctas``.
 
     Attributes:
         rows: rows of x per row tile, 1 to 16. A call with more rows takes several row tiles.
@@ -90,13 +92,14 @@ class RingConfig:
         scale_rows = unit_k // self._fold_k(_group(scheme, k), k)
         row_kinds = 1 if scheme.zeros == "none" else 2
         weights = self.cols * self.unit * scheme.bits * 512 + row_kinds * scale_rows * self.cols * 128
-        slot = _round_up(weights + self.rows * (unit_k * 2 + 16), 128)
+        slot = weights + self.rows * (unit_k * 2 + 16)
         barriers = self.warps * self.slots * slot
-        partials = _round_up(barriers + (self.warps * self.slots + 1) * 8, 128)
+        partials = _round_up(barriers + (self.warps * self.slots + 2) * 8, 16)
         exchange = partials + self.warps * self.rows * (self.cols * 64 + 4) * 4
-        if self.split == 1:
-            return exchange
-        return exchange + self.split * self.rows * _ceil_div(self.cols * 16, self.split) * 16
+        rows = exchange
+        if self.split > 1:
+            rows += self.split * self.rows * _ceil_div(self.cols * 16, self.split) * 16
+        return rows + (self.rows * k * 2 if self.gather else 0)
 
     def _fold_k(self, group: int, k: int) -> int:
         unit_k = self.unit * 64
@@ -107,7 +110,8 @@ class RingConfig:
         return math.gcd(group, 64)
 
     def check(self, scheme: Scheme, k: int, props: DeviceProps) -> None:
-        """Raises ``ArgumentError`` when a CTA needs more shared memory than the device has, or a CTA of a cluster has no work."""
+        """Raises ``ArgumentError`` when a CTA needs more shared memory than the device has, or a CTA of a
+        cluster has no work."""
         need, units = self.shared_bytes(scheme, k), _ceil_div(_ceil_div(k, 64), self.unit)
         if need > props.smem_per_cta:
             allowed = f"at most {props.smem_per_cta} bytes of shared memory per CTA"
@@ -161,8 +165,8 @@ class RingConfig:
         bias: torch.Tensor | None,
         out: torch.Tensor,
     ) -> tuple[Argument, ...]:
-        """Kernel arguments, in order. ``x`` and ``out`` are 2-D with unit inner stride; without ``gather``, rows of x are 16-byte
-        aligned, in packed order and padded to blocks of 64."""
+        """Kernel arguments, in order. ``x`` and ``out`` are 2-D with unit inner stride; without ``gather``,
+        rows of x are 16-byte aligned, in packed order and padded to blocks of 64."""
         return (
             words,
             scales,

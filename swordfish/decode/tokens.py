@@ -1,4 +1,5 @@
-"""Activations as the decode kernels read them: packed row order, rows 16-byte aligned, K filled up with zeros to blocks of 64."""
+"""Activations as the decode kernels read them: packed row order, rows 16-byte aligned, K filled up with zeros
+to blocks of 64."""
 
 from __future__ import annotations
 
@@ -30,9 +31,11 @@ def _kernel(arch: str) -> Kernel:
 
 
 def packed_tokens(x: torch.Tensor, perm: torch.Tensor | None, k: int, arch: str) -> torch.Tensor:
-    """``x`` ``[M, K]`` in packed order, ``[M, ceil(k / 64) * 64]``; ``x`` itself when it already is as the kernels need it.
+    """``x`` ``[M, K]`` in packed order, ``[M, ceil(k / 64) * 64]``; ``x`` itself when it already is as the
+    kernels need it.
 
-    ``perm`` is int32 ``[k]`` (-1: a padded row) or ``None`` for natural order. One launch on the current stream otherwise.
+    ``perm`` is int32 ``[k]`` (-1: a padded row) or ``None`` for natural order. One launch on the current
+    stream otherwise.
     """
     m = x.shape[0]
     aligned = x.stride(1) == 1 and (m == 1 or x.stride(0) % _ROW_ALIGNMENT == 0) and x.data_ptr() % 16 == 0

@@ -102,6 +102,12 @@ SF_DEVICE Words4 load_words4(u32 address) {
   return w;
 }
 
+SF_DEVICE u32 load_half(u32 address) {
+  u16 v;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(address));
+  return v;
+}
+
 SF_DEVICE Floats4 load_floats4(u32 address) {
   Floats4 w;
   asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(w.v[0]), "=f"(w.v[1]), "=f"(w.v[2]), "=f"(w.v[3]) : "r"(address));

@@ -6,8 +6,10 @@
 //
 //     weights          SF_COLS columns of SF_UNIT blocks (k64 x n64)     } bulk copies, requested before the previous kernel has finished
 //     scales (zeros)   SCALE_ROWS rows of SF_COLS x 64 values             }
-//     tokens           SF_ROWS rows of SF_UNIT x 64 values                  cp.async groups, requested after it; with SF_GATHER (act-order)
-//                                                                        loads through the permutation, a unit ahead in registers
+//     tokens           SF_ROWS rows of SF_UNIT x 64 values                  cp.async groups, requested after it
+//
+// With SF_GATHER (act-order) the CTA copies whole rows of x to shared memory once, and the warps put the tokens of a unit together
+// from there through the permutation, whose indices they load a unit ahead.
 //
 // The warps of a CTA split K (unit u belongs to warp u % SF_WARPS) and the SF_SPLIT CTAs of a cluster split it further. Partial sums meet
 // in shared memory and then, by st.async, on the CTA of the cluster that owns the columns. Every sum has a fixed order and every
@@ -56,7 +58,7 @@ static_assert(TOKEN_CHUNKS <= 32, "a row of a unit is at most one chunk per lane
 constexpr int SCALE_OFFSET = SF_COLS * COLUMN_BYTES;
 constexpr int ZERO_OFFSET = SCALE_OFFSET + SCALE_ROWS * SCALE_ROW_BYTES;
 constexpr int TOKEN_OFFSET = ZERO_OFFSET + (ZERO_ROWS ? SCALE_ROWS * SCALE_ROW_BYTES : 0);
-constexpr int SLOT_BYTES = round_up(TOKEN_OFFSET + SF_ROWS * TOKEN_PITCH, 128);
+constexpr int SLOT_BYTES = TOKEN_OFFSET + SF_ROWS * TOKEN_PITCH;
 constexpr int RING_BYTES = SF_SLOTS * SLOT_BYTES;
 
 constexpr int PARTIAL_PITCH = TILE_N + 4;  // floats; makes the stores of an accumulator fragment conflict-free
@@ -66,9 +68,12 @@ constexpr int OWNED_QUADS = ceil_div(QUADS, SF_SPLIT);
 
 constexpr int BARRIER_OFFSET = SF_WARPS * RING_BYTES;
 constexpr int EXCHANGE_BARRIER_OFFSET = BARRIER_OFFSET + SF_WARPS * SF_SLOTS * 8;
-constexpr int PARTIAL_OFFSET = round_up(EXCHANGE_BARRIER_OFFSET + 8, 128);
+constexpr int ROWS_BARRIER_OFFSET = EXCHANGE_BARRIER_OFFSET + 8;
+constexpr int PARTIAL_OFFSET = round_up(ROWS_BARRIER_OFFSET + 8, 16);
 constexpr int EXCHANGE_OFFSET = PARTIAL_OFFSET + SF_WARPS * PARTIAL_BYTES;
-constexpr int SHARED_BYTES = EXCHANGE_OFFSET + (SF_SPLIT > 1 ? SF_SPLIT * SF_ROWS * OWNED_QUADS * 16 : 0);
+constexpr int ROWS_OFFSET = EXCHANGE_OFFSET + (SF_SPLIT > 1 ? SF_SPLIT * SF_ROWS * OWNED_QUADS * 16 : 0);
+constexpr int ROW_BYTES = SF_K * 2;  // of x; with SF_GATHER, K is a multiple of 64 and the permutation has no padding
+constexpr int SHARED_BYTES = ROWS_OFFSET + (SF_GATHER ? SF_ROWS * ROW_BYTES : 0);
 static_assert(SHARED_BYTES == SF_SHARED_BYTES, "decode/ring.py and this file disagree on the shared memory layout");
 
 // One row tile of the operands.
@@ -128,35 +133,32 @@ struct Ring {
 };
 
 #if SF_GATHER
-// Tokens of one unit in packed order, held by the lanes of a warp: GATHERED adjacent values of every row each.
+// Where the tokens of one unit lie in a row of x; every lane knows GATHERED adjacent ones.
 constexpr int GATHERED = UNIT_K / 32;
 
 struct Gather {
   int from[GATHERED];
-  u32 value[SF_ROWS][GATHERED];
 
   SF_DEVICE void load_indices(const Problem& p, int unit, int lane) {
     const int at = unit * UNIT_K + lane * GATHERED;
 #pragma unroll
     for (int i = 0; i < GATHERED; i += 2) {
-      const u64 pair = SHORT_UNIT && at + i >= K_BLOCKS * 64 ? ~0ull : *(const u64*)(p.perm + at + i);
+      const u64 pair = SHORT_UNIT && at + i >= SF_K ? 0 : *(const u64*)(p.perm + at + i);
       from[i] = (int)pair;
       from[i + 1] = (int)(pair >> 32);
     }
   }
 
-  SF_DEVICE void load_values(const Problem& p) {
+  // From the rows of x in shared memory to the token area of a slot.
+  SF_DEVICE void copy_tokens(u32 rows, u32 tokens, int lane) const {
 #pragma unroll
-    for (int row = 0; row < SF_ROWS; row++)
+    for (int row = 0; row < SF_ROWS; row++) {
+      u32 value[GATHERED];
 #pragma unroll
-      for (int i = 0; i < GATHERED; i++) value[row][i] = from[i] < 0 || row >= p.rows ? 0 : p.x[row * p.x_stride + from[i]];
-  }
-
-  SF_DEVICE void store(u32 tokens, int lane) const {
+      for (int i = 0; i < GATHERED; i++) value[i] = load_half(rows + row * ROW_BYTES + from[i] * 2);
 #pragma unroll
-    for (int row = 0; row < SF_ROWS; row++)
-#pragma unroll
-      for (int i = 0; i < GATHERED; i += 2) store_word(tokens + row * TOKEN_PITCH + (lane * GATHERED + i) * 2, value[row][i] | value[row][i + 1] << 16);
+      for (int i = 0; i < GATHERED; i += 2) store_word(tokens + row * TOKEN_PITCH + (lane * GATHERED + i) * 2, value[i] | value[i + 1] << 16);
+    }
   }
 };
 #endif
@@ -366,6 +368,7 @@ extern "C" __global__ void __launch_bounds__(SF_WARPS * 32, SF_MIN_CTAS)
 #pragma unroll
     for (int s = 0; s < SF_SLOTS; s++) barrier_init(ring.barriers + s * 8, 1);
     if (SF_SPLIT > 1 && warp == 0) barrier_init(shared + EXCHANGE_BARRIER_OFFSET, 1);
+    if (SF_GATHER && warp == 0) barrier_init(shared + ROWS_BARRIER_OFFSET, 1);
     fence_barrier_init();
   }
   warp_sync();
@@ -393,14 +396,17 @@ extern "C" __global__ void __launch_bounds__(SF_WARPS * 32, SF_MIN_CTAS)
   }
   // From here on `late` is `next`, and `gather` holds the indices of its unit.
   if (late.tile < TILES) gather.load_indices(p, late.unit, lane);
+  __syncthreads();  // the barrier of the rows exists
   wait_for_previous_kernel();
+  if (threadIdx.x == 0) {
+    barrier_expect(shared + ROWS_BARRIER_OFFSET, p.rows * ROW_BYTES);
+    for (int row = 0; row < p.rows; row++) bulk_load(shared + ROWS_OFFSET + row * ROW_BYTES, p.x + row * p.x_stride, ROW_BYTES, shared + ROWS_BARRIER_OFFSET);
+  }
+  barrier_wait(shared + ROWS_BARRIER_OFFSET, 0);
   late = start;
 #pragma unroll
   for (int s = 0; s < SF_SLOTS; s++) {
-    if (late.tile < TILES) {
-      first[s].load_values(p);
-      first[s].store(ring.slots + s * SLOT_BYTES + TOKEN_OFFSET, lane);
-    }
+    if (late.tile < TILES) first[s].copy_tokens(shared + ROWS_OFFSET, ring.slots + s * SLOT_BYTES + TOKEN_OFFSET, lane);
     late.advance(first_unit, end_unit, tile_step);
   }
 #else
@@ -426,9 +432,7 @@ extern "C" __global__ void __launch_bounds__(SF_WARPS * 32, SF_MIN_CTAS)
   for (int tile = first_tile; tile < TILES; tile += tile_step) {
     Accumulators total = {};
     for (int unit = first_unit; unit < end_unit; unit += SF_WARPS) {
-#if SF_GATHER
-      if (next.tile < TILES) gather.load_values(p);
-#else
+#if !SF_GATHER
       copy_async_wait<SF_SLOTS - 1>();
 #endif
       barrier_wait(ring.barriers + slot * 8, parity);
@@ -438,7 +442,7 @@ extern "C" __global__ void __launch_bounds__(SF_WARPS * 32, SF_MIN_CTAS)
       if (next.tile < TILES) {
         if (lane == 0) ring.request_weights(p, next.tile, next.unit, slot);
 #if SF_GATHER
-        gather.store(ring.slots + slot * SLOT_BYTES + TOKEN_OFFSET, lane);
+        gather.copy_tokens(shared + ROWS_OFFSET, ring.slots + slot * SLOT_BYTES + TOKEN_OFFSET, lane);
 #else
         ring.request_tokens(p, next.unit, slot, lane);
 #endif
