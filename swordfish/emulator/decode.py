@@ -9,14 +9,14 @@ immediates are rows of constants, addressed by the bitwise complement of their o
 from __future__ import annotations
 
 import re
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from swordfish.emulator.errors import EmulatorError, UnknownInstructionError
+from swordfish.emulator.literals import literal
 from swordfish.emulator.ptx import Function, Module, Stmt, Variable, parse_variable, split_operands, type_size
 
-__all__ = ["CLASSES", "SMEM_BASE", "Decoder", "Op", "Program", "decode", "family"]
+__all__ = ["CLASSES", "SMEM_BASE", "Decoder", "Op", "Program", "Scope", "decode", "family"]
 
 SMEM_BASE = 0x400
 CLASSES = ("other", "alu", "float", "convert", "branch", "load_global", "store_global", "load_shared", "store_shared",
@@ -101,8 +101,10 @@ def family(*bases: str) -> Callable[[Family], Family]:
     return add
 
 
-class _Scope:
-    def __init__(self, parent: _Scope | None) -> None:
+class Scope:
+    """Names of one ``{ }`` block: registers, register ranges, labels and variables."""
+
+    def __init__(self, parent: Scope | None) -> None:
         self.parent = parent
         self.regs: dict[str, tuple[int, str]] = {}
         self.ranges: dict[str, str] = {}
@@ -111,58 +113,25 @@ class _Scope:
 
 
 _RANGE = re.compile(r"^([\w$%]*?)(\d+)$")
-_NUMBER = re.compile(r"^[-+]?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)U?$")
-_FLOAT = re.compile(r"^[-+]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][-+]?\d+)?$")
-
-
-def literal(text: str, width: int) -> int | None:
-    """The bits of a PTX literal at ``width`` bytes, or ``None`` when the text is no literal."""
-    if _NUMBER.match(text):
-        t = text.rstrip("U")
-        sign, digits = (-1, t[1:]) if t[0] == "-" else (1, t.lstrip("+"))
-        base = 16 if digits[:2] in ("0x", "0X") else 2 if digits[:2] in ("0b", "0B") else 8 if digits[0] == "0" else 10
-        return sign * int(digits, base) & ((1 << (8 * width)) - 1)
-    if text[:2] in ("0f", "0F") and len(text) == 10:
-        bits = int(text[2:], 16)
-        return bits if width == 4 else struct.unpack("<Q", struct.pack("<d", _f32(bits)))[0]
-    if text[:2] in ("0d", "0D") and len(text) == 18:
-        bits = int(text[2:], 16)
-        return bits if width == 8 else _bits32(struct.unpack("<d", bits.to_bytes(8, "little"))[0])
-    if _FLOAT.match(text):
-        return _bits32(float(text)) if width == 4 else struct.unpack("<Q", struct.pack("<d", float(text)))[0]
-    if text == "WARP_SZ":
-        return 32
-    return None
-
-
-def _f32(bits: int) -> float:
-    value: float = struct.unpack("<f", bits.to_bytes(4, "little"))[0]
-    return value
-
-
-def _bits32(value: float) -> int:
-    bits: int = struct.unpack("<I", struct.pack("<f", value))[0]
-    return bits
-
-
 class Decoder:
     """State while one kernel is decoded. Families use ``reg``, ``src``, ``dst``, ``address``, ``temp`` and ``emit``."""
 
     def __init__(self, module: Module, fn: Function, op_ids: dict[str, int]) -> None:
         self.module, self.fn, self.op_ids = module, fn, op_ids
         self.p = Program(fn.name)
-        self.scope = _Scope(None)
+        self.scope = Scope(None)
         self.next_row, self.pred_free = 0, 0
         self.pred_row = -1
         self.const_rows: dict[tuple[int, int], int] = {}
         self.sreg_rows: dict[str, int] = {}
-        self.fixups: list[tuple[int, int, str, _Scope, int]] = []
+        self.fixups: list[tuple[int, str, Scope, int]] = []
         self.guard, self.negated, self.line = -1, False, fn.line
         self.sink32 = self.row(4)
         self.sink64 = self.row(8)
         self.param_offsets = {q.name: q for q in fn.params}
-        self.shared_at: dict[str, int] = {}
+        self.globals = Scope(None)
         self.depth = 0
+        self.return_labels: list[tuple[str, Scope]] = []
 
     # ---- registers and constants ---------------------------------------------------------------------------------
     def row(self, width: int) -> int:
@@ -178,7 +147,7 @@ class Decoder:
 
     def lookup(self, name: str) -> tuple[int, str] | None:
         """Offset and declared type of a register name."""
-        s: _Scope | None = self.scope
+        s: Scope | None = self.scope
         m = _RANGE.match(name)
         while s is not None:
             hit = s.regs.get(name)
@@ -268,21 +237,23 @@ class Decoder:
     # ---- symbols and addresses -------------------------------------------------------------------------------------
     def find_var(self, name: str) -> tuple[str, int] | None:
         """Space and offset of a declared variable, allocating a module-level one at its first use."""
-        s: _Scope | None = self.scope
+        s: Scope | None = self.scope
         while s is not None:
             if name in s.vars:
                 return s.vars[name]
             s = s.parent
+        if name in self.globals.vars:
+            return self.globals.vars[name]
         v = self.module.variables.get(name)
-        return self.declare(v, self.root()) if v else None
+        return self.declare(v, self.globals) if v else None
 
-    def root(self) -> _Scope:
+    def root(self) -> Scope:
         s = self.scope
         while s.parent is not None:
             s = s.parent
         return s
 
-    def declare(self, v: Variable, scope: _Scope) -> tuple[str, int]:
+    def declare(self, v: Variable, scope: Scope) -> tuple[str, int]:
         """Give a variable its place: an offset in shared or local memory, or an entry of the global variables."""
         at = 0
         if v.space == "shared" and not (v.extern or v.size == 0):
@@ -370,9 +341,9 @@ class Decoder:
         p.lines.append(self.line)
         return len(p.ops) - 1
 
-    def jump_target(self, label: str, slot: int = 0) -> None:
-        """Fill modifier ``slot`` of the instruction emitted last with the index of ``label``."""
-        self.fixups.append((len(self.p.ops) - 1, slot, label, self.scope, self.line))
+    def jump_target(self, label: str, scope: Scope | None = None) -> None:
+        """Fill the first modifier of the instruction emitted last with the index of ``label``."""
+        self.fixups.append((len(self.p.ops) - 1, label, scope or self.scope, self.line))
 
     def unknown(self, op: Op, why: str = "") -> UnknownInstructionError:
         """The error for an instruction that a family does not know."""
@@ -395,7 +366,7 @@ class Decoder:
             elif s.kind == "label":
                 self.scope.labels[s.text] = len(self.p.ops)
             elif s.kind == "open":
-                self.scope = _Scope(self.scope)
+                self.scope = Scope(self.scope)
             elif s.kind == "close":
                 assert self.scope.parent is not None
                 self.scope = self.scope.parent
@@ -439,13 +410,13 @@ class Decoder:
         self.guard, self.negated = -1, False
 
     def finish(self) -> Program:
-        for index, slot, label, scope, line in self.fixups:
-            s: _Scope | None = scope
+        for index, label, scope, line in self.fixups:
+            s: Scope | None = scope
             while s is not None and label not in s.labels:
                 s = s.parent
             if s is None:
                 raise EmulatorError(f"PTX line {line}: unknown label {label!r}")
-            self.p.mods[6 * index + slot] = s.labels[label]
+            self.p.mods[6 * index] = s.labels[label]
         p = self.p
         p.reg_bytes = self.next_row
         p.params = [(q.name, q.size, q.offset, q.type) for q in self.fn.params]

@@ -23,6 +23,12 @@ def brx(d: Decoder, op: Op) -> None:
 
 @family("exit", "ret")
 def leave(d: Decoder, op: Op) -> None:
+    """``ret`` of an inlined function jumps to the end of its body; a kernel's ends the lane, as ``exit`` does."""
+    if op.base == "ret" and d.return_labels:
+        label, scope = d.return_labels[-1]
+        d.emit("bra", [], cls="branch")
+        d.jump_target(label, scope)
+        return
     d.emit("exit", [], cls="branch")
 
 
