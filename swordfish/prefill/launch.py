@@ -1,0 +1,188 @@
+"""From a configuration and tensors to a launch: kernel source, tensor maps, grid and scalar arguments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from swordfish.errors import ArgumentError, ArgumentTypeError
+from swordfish.packed import PackedWeight
+from swordfish.prefill.config import EPILOGUE_TOKENS, STAGE_K, STEP_K, TILE_ROWS, PrefillConfig
+from swordfish.runtime.cute import CuteSource
+from swordfish.runtime.device import DeviceProps
+from swordfish.runtime.launch import LaunchConfig
+from swordfish.runtime.tensor_map import TensorMap
+
+__all__ = ["Grid", "arguments", "check_operands", "source"]
+
+BLOCK = 64
+MAP_ROW_BYTES = 256
+"""A tensor-map box has at most 256 elements a dimension, so a block travels as rows of 256 bytes."""
+_WARP_COLUMNS = 32
+
+
+def source(config: PrefillConfig) -> CuteSource:
+    """The kernel of a configuration. M, N and K are arguments of the kernel: one serves every shape."""
+    packages = ("swordfish.prefill.collective", "swordfish.prefill.config")
+    return CuteSource.of("swordfish.prefill.collective.kernel", "build", config.flat(), packages=packages)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """How ``[m, k] @ [k, n]`` is cut into tiles: counts, and the order in which a persistent CTA takes them.
+
+    ``band`` token tiles share the L2 while the weights stream past; ``slices`` of ``slice_stages`` 128-deep
+    stages each cut K (split-K); ``pairs`` clusters are launched.
+    """
+
+    row_tiles: int
+    token_tiles: int
+    band: int
+    k_stages: int
+    slice_stages: int
+    slices: int
+    pairs: int
+
+    @classmethod
+    def of(
+        cls,
+        config: PrefillConfig,
+        m: int,
+        n: int,
+        k: int,
+        props: DeviceProps,
+        *,
+        slices: int = 1,
+        pairs: int | None = None,
+    ) -> Grid:
+        """The grid for a device: one CTA per SM, tokens of a band in half of L2.
+
+        ``slices`` is an upper bound: none of them is empty. ``pairs`` (default: as many as there are SMs
+        for, or tiles) bounds the clusters.
+
+        Raises:
+            ArgumentError: a size below 1, several slices of a kernel that writes y, or more CTAs of a
+                cluster than the device has SMs.
+        """
+        for name, value in (("m", m), ("n", n), ("k", k), ("slices", slices)):
+            if value < 1:
+                raise ArgumentError(name, value, "1 or more")
+        if slices > 1 and not config.partial:
+            raise ArgumentError("slices", slices, "1 for a kernel that writes y, not partial sums")
+        if props.sm_count < config.ctas:
+            raise ArgumentError("device", f"{props.sm_count} SMs", f"at least {config.ctas} SMs for a cluster of {config.ctas}")
+        k_stages = -(-k // STAGE_K)
+        slice_stages = -(-k_stages // slices)
+        token_tiles = -(-m // config.tokens)
+        row_tiles = -(-n // (TILE_ROWS * config.ctas))
+        used = -(-k_stages // slice_stages)
+        band = max(1, min(token_tiles, props.l2_bytes // 2 // (config.tokens * k * 2)))
+        items = row_tiles * token_tiles * used
+        most = props.sm_count // config.ctas if pairs is None else pairs
+        return cls(row_tiles, token_tiles, band, k_stages, slice_stages, used, max(1, min(most, items)))
+
+    def launch_config(self, config: PrefillConfig) -> LaunchConfig:
+        """The launch shape; ``programmatic``, since weights may be fetched before the previous kernel ends."""
+        return LaunchConfig(
+            grid=(self.pairs * config.ctas, 1, 1),
+            block=(config.threads, 1, 1),
+            cluster=(config.ctas, 1, 1),
+            shared_bytes=config.shared_bytes,
+            programmatic=True,
+        )
+
+    def workspace_shape(self, config: PrefillConfig) -> tuple[int, int, int]:
+        """``[slices, tokens, columns]`` of the fp32 workspace of a kernel of partial sums, whole tiles."""
+        return self.slices, self.token_tiles * config.tokens, self.row_tiles * TILE_ROWS * config.ctas
+
+
+def check_operands(x: torch.Tensor, w: PackedWeight, out: torch.Tensor) -> None:
+    """Check what bulk tensor copies need.
+
+    ``x`` is ``[M, packed_k]`` (with act-order: already gathered), ``out`` ``[M, N]``; both in the weight's
+    dtype and on its device, with unit inner stride, rows a multiple of 16 bytes apart and 16-byte aligned.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: naming the tensor and what is wrong with it.
+    """
+    wanted = (("x", x, w.packed_k), ("out", out, w.shape[1]))
+    for name, tensor, columns in wanted:
+        if tensor.dtype != w.dtype:
+            raise ArgumentTypeError(f"{name}.dtype", tensor.dtype, str(w.dtype))
+        if tensor.device != w.device:
+            raise ArgumentError(f"{name}.device", tensor.device, f"{w.device}, where the weight is")
+        if tensor.ndim != 2 or tensor.shape[1] != columns or tensor.shape[0] != x.shape[0]:
+            raise ArgumentError(f"{name}.shape", tuple(tensor.shape), f"({x.shape[0]}, {columns})")
+        if tensor.stride(1) != 1 or tensor.stride(0) % 8 or tensor.stride(0) < columns:
+            raise ArgumentError(f"{name}.stride", tensor.stride(), "(a multiple of 8, 1): rows of whole 16 bytes")
+        if tensor.data_ptr() % 16:
+            raise ArgumentError(name, f"address {tensor.data_ptr():#x}", "memory aligned to 16 bytes")
+
+
+def arguments(
+    config: PrefillConfig,
+    grid: Grid,
+    x: torch.Tensor,
+    w: PackedWeight,
+    out: torch.Tensor | None,
+    workspace: torch.Tensor | None,
+) -> list[object]:
+    """Kernel arguments in order: five tensor maps, bias, workspace, seven int32.
+
+    ``out`` is needed unless the kernel is one of partial sums; then ``workspace`` is, fp32 of
+    :meth:`Grid.workspace_shape`. See :func:`check_operands` for ``x`` and ``out``.
+    """
+    k, n = w.packed_k, w.shape[1]
+    scales = _rows_map(config, w.scale_rows)
+    tokens = TensorMap(
+        x,
+        w.scheme.dtype,
+        (k, x.shape[0]),
+        (x.stride(0) * 2,),
+        (STEP_K, config.cta_tokens),
+        swizzle="128",
+        l2_promotion="128",
+    )
+    # A kernel of partial sums has no use for the map of y; any map fills the place.
+    result = tokens if out is None else _output_map(w, out)
+    sizes = (n, grid.row_tiles, grid.token_tiles, grid.band, grid.k_stages, grid.slice_stages, grid.slices)
+    return [
+        _words_map(config, w.words),
+        scales,
+        scales if w.zero_rows is None else _rows_map(config, w.zero_rows),
+        tokens,
+        result,
+        w.bias if config.bias else None,
+        workspace,
+        *map(np.int32, sizes),
+    ]
+
+
+def _words_map(config: PrefillConfig, words: torch.Tensor) -> TensorMap:
+    """Dense bytes: 2 x 2 blocks, in shared memory ordered column block, row block, byte."""
+    columns, rows, _ = words.shape
+    size = config.block_bytes
+    lines = size // MAP_ROW_BYTES
+    return TensorMap(
+        words,
+        "uint8",
+        (MAP_ROW_BYTES, lines, rows, columns),
+        (MAP_ROW_BYTES, size, size * rows),
+        (MAP_ROW_BYTES, lines, 2, 2),
+        l2_promotion="256",
+    )
+
+
+def _rows_map(config: PrefillConfig, rows: torch.Tensor) -> TensorMap:
+    """Scales or zero points: 128 columns of the groups of one stage."""
+    groups, columns = rows.shape
+    dtype = config.scheme.dtype
+    return TensorMap(rows, dtype, (columns, groups), (columns * 2,), (TILE_ROWS, config.groups_per_stage))
+
+
+def _output_map(w: PackedWeight, out: torch.Tensor) -> TensorMap:
+    """What one epilogue warp stores at a time; rows and columns out of range are not written."""
+    m, n = out.shape
+    return TensorMap(out, w.scheme.dtype, (n, m), (out.stride(0) * 2,), (_WARP_COLUMNS, EPILOGUE_TOKENS), swizzle="64")
