@@ -13,7 +13,18 @@ namespace sf {
 static int fe_mode(int round) { return round == RZ ? FE_TOWARDZERO : round == RM ? FE_DOWNWARD : round == RP ? FE_UPWARD : FE_TONEAREST; }
 static float sat(float v) { return v != v ? 0.0f : v < 0.0f || v == 0.0f ? 0.0f : v > 1.0f ? 1.0f : v; }
 static double sat(double v) { return v != v ? 0.0 : v < 0.0 || v == 0.0 ? 0.0 : v > 1.0 ? 1.0 : v; }
-static double canon(double v) { return v != v ? f64_of(0x7fffffffffffffffull) : v; }   // as canon(float) for f32
+static double canon(double v) { return v; }
+
+// f64 arithmetic returns its first NaN operand, made quiet, and a negative NaN where it makes one itself.
+constexpr uint64_t QUIET64 = 1ull << 51;
+template <class T> static T nan_rule(T r, T, T, T) { return r; }
+template <> double nan_rule<double>(double r, double a, double b, double e) {
+  if (r == r) return r;
+  return f64_of(a != a ? bits_of(a) | QUIET64 : b != b ? bits_of(b) | QUIET64 : e != e ? bits_of(e) | QUIET64 : 0xfff8000000000000ull);
+}
+
+// An f32 product or fused sum below 2^-126 counts as subnormal for .ftz before it is rounded up to 2^-126.
+static bool tiny(double exact) { return std::fabs(exact) < 0x1p-126; }
 static double flush(double v) { return v; }
 
 struct Mode { int round; bool ftz, sat; explicit Mode(const Insn& i) : round(i.m[0]), ftz(i.m[1]), sat(i.m[2]) {} };
@@ -34,37 +45,44 @@ template <class T, class F> static T rounded(const Mode& m, F f) {
   return canon(v);
 }
 
+template <class T> static T sat_if(const Mode& m, T zero) { return m.sat ? T(0) : zero; }
+
 #define PLAIN(i) ((i).m[0] == RN && !(i).m[1] && !(i).m[2])
 template <class T> static void basics() {
   static const std::string t = type_name<T>();
 #define REG(name, ...) Registrar(name + t, [](Ctx & c, const Insn& i) -> Flow { __VA_ARGS__ })
-#define BINARY(name, expr)                                                                          \
-  REG(name, if (PLAIN(i)) return (map2<T, T, T>(c, i, [](T a, T b) { return canon(T(expr)); }));    \
+#define BINARY(name, expr, exact)                                                                   \
+  REG(name, if (PLAIN(i)) return (map2<T, T, T>(c, i, [](T a, T b) { return canon(nan_rule(T(expr), a, b, T(0))); }));    \
       const Mode m(i);                                                                              \
       return (map2<T, T, T>(c, i, [&m](T a, T b) {                                                  \
         if (m.ftz) a = flush(a), b = flush(b);                                                      \
-        return rounded<T>(m, [&] { volatile T x = a, y = b; a = x, b = y; return T(expr); });       \
+        if (m.ftz && std::is_same<T, float>::value && (exact) != 0 && tiny(exact)) return sat_if<T>(m, std::copysign(T(0), T(exact))); \
+        return nan_rule(rounded<T>(m, [&] { volatile T x = a, y = b; a = x, b = y; return T(expr); }), a, b, T(0));       \
       })););
-  BINARY("add", a + b)
-  BINARY("sub", a - b)
-  BINARY("mul", a * b)
-  BINARY("div", a / b)
-  REG("fma", if (PLAIN(i)) return (map3<T, T, T, T>(c, i, [](T a, T b, T e) { return canon(std::fma(a, b, e)); }));
+  BINARY("add", a + b, double(a) + double(b))
+  BINARY("sub", a - b, double(a) - double(b))
+  BINARY("mul", a * b, double(a) * double(b))
+  BINARY("div", a / b, double(a) / double(b))
+  REG("fma", if (PLAIN(i)) return (map3<T, T, T, T>(c, i, [](T a, T b, T e) { return canon(nan_rule(T(std::fma(a, b, e)), a, b, e)); }));
       const Mode m(i);
       return (map3<T, T, T, T>(c, i, [&m](T a, T b, T e) {
         if (m.ftz) a = flush(a), b = flush(b), e = flush(e);
-        return rounded<T>(m, [&] { volatile T x = a, y = b, z = e; return T(std::fma(T(x), T(y), T(z))); });
+        if (m.ftz && std::is_same<T, float>::value) {
+          const double exact = fma_odd(double(a), double(b), double(e));
+          if (exact != 0 && tiny(exact)) return sat_if<T>(m, std::copysign(T(0), T(exact)));
+        }
+        return nan_rule(rounded<T>(m, [&] { volatile T x = a, y = b, z = e; return T(std::fma(T(x), T(y), T(z))); }), a, b, e);
       })););
   REG("sqrt", const Mode m(i); return (map1<T, T>(c, i, [&m](T a) {
         if (m.ftz) a = flush(a);
-        return rounded<T>(m, [&] { volatile T x = a; return T(std::sqrt(T(x))); });
+        return nan_rule(rounded<T>(m, [&] { volatile T x = a; return T(std::sqrt(T(x))); }), a, a, a);
       })););
   REG("rcp", const Mode m(i); return (map1<T, T>(c, i, [&m](T a) {
         if (m.ftz) a = flush(a);
-        return rounded<T>(m, [&] { volatile T x = a; return T(1) / x; });
+        return nan_rule(rounded<T>(m, [&] { volatile T x = a; return T(1) / x; }), a, a, a);
       })););
-  REG("neg", const Mode m(i); return (map1<T, T>(c, i, [&m](T a) { return canon(m.ftz ? -flush(a) : -a); })););
-  REG("abs", const Mode m(i); return (map1<T, T>(c, i, [&m](T a) { return canon(std::fabs(m.ftz ? flush(a) : a)); })););
+  REG("neg", const Mode m(i); return (map1<T, T>(c, i, [&m](T a) { return nan_rule(canon(m.ftz ? -flush(a) : -a), a, a, a); })););
+  REG("abs", const Mode m(i); return (map1<T, T>(c, i, [&m](T a) { return nan_rule(canon(std::fabs(m.ftz ? flush(a) : a)), a, a, a); })););
   REG("copysign", return (map2<T, T, T>(c, i, [](T a, T b) { return std::copysign(b, a); })););
 }
 
@@ -77,7 +95,7 @@ static float extreme(float a, float b, bool max, bool nan, bool ftz, bool xorsig
   if (a != a || b != b) r = nan || (a != a && b != b) ? f32_of(NAN32) : a != a ? b : a;
   else if (a == b) r = max ? (std::signbit(a) ? b : a) : (std::signbit(a) ? a : b);   // +0 > -0
   else r = (a > b) == max ? a : b;
-  return f32_of(bits_of(r) | sign);
+  return r != r ? r : f32_of(bits_of(r) | sign);
 }
 template <bool MAX> static Flow extreme_f32(Ctx& c, const Insn& i) {
   return map2<float, float, float>(c, i, [&i](float a, float b) { return extreme(a, b, MAX, i.m[2], i.m[1], i.m[3]); });
@@ -88,7 +106,10 @@ template <bool MAX> static Flow extreme3_f32(Ctx& c, const Insn& i) {
   });
 }
 template <bool MAX> static Flow extreme_f64(Ctx& c, const Insn& i) {
-  return map2<double, double, double>(c, i, [](double a, double b) { return MAX ? std::fmax(a, b) : std::fmin(a, b); });
+  return map2<double, double, double>(c, i, [](double a, double b) {
+    if (a != a || b != b) return a == a ? a : b == b ? b : f64_of(bits_of(a) | QUIET64);
+    return a == b ? (std::signbit(a) == MAX ? b : a) : (a > b) == MAX ? a : b;
+  });
 }
 
 template <class F> static Flow approx(Ctx& c, const Insn& i, F f) {
@@ -106,12 +127,21 @@ SF_OP("tanh.approx.f32") { return approx(c, i, [](double a) { return std::tanh(a
 SF_OP("rsqrt.approx.f32") { return approx(c, i, [](double a) { return 1 / std::sqrt(a); }); }
 SF_OP("rsqrt.approx.f64") { return map1<double, double>(c, i, [](double a) { return 1 / std::sqrt(a); }); }
 
+SF_OP("div.approx.f32") {   // a times the reciprocal of b, whose subnormal values are zero
+  return map2<float, float, float>(c, i, [&](float a, float b) {
+    if (i.m[1]) a = flush(a), b = flush(b);
+    const float zero = std::copysign(0.0f, f32_of(bits_of(a) ^ bits_of(b)));
+    const float r = canon(std::isfinite(b) && std::fabs(b) > 0x1p126f ? a * std::copysign(0.0f, b) : a / b);
+    return r == 0 ? zero : i.m[1] ? flush(r) : r;
+  });
+}
+
 SF_OP("testp.f32") {   // o: p, a; m[0]: 0 finite 1 infinite 2 number 3 notanumber 4 normal 5 subnormal
   Mask r = 0;
   each_lane(c.mask, [&](int l) {
     const float a = f32_of(c.r32(i.o[1])[l]);
     const int k = std::fpclassify(a);
-    const bool v[6] = {std::isfinite(a), k == FP_INFINITE, k != FP_NAN, k == FP_NAN, k == FP_NORMAL, k == FP_SUBNORMAL};
+    const bool v[6] = {std::isfinite(a), k == FP_INFINITE, k != FP_NAN, k == FP_NAN, k == FP_NORMAL || k == FP_ZERO, k == FP_SUBNORMAL};
     r |= Mask(v[i.m[0]]) << l;
   });
   c.set_pred(i.o[0], r);

@@ -154,7 +154,7 @@ static void execute(Machine& m, AsyncOp& op, const Bulk& b) {
   if (s) std::memcpy(data.data(), s, b.bytes);
   if (b.form == TO_GLOBAL) {
     uint8_t* d = m.global(b.dst, b.bytes, true, op.actor, op.cta);
-    if (d && s) b.red < 0 ? void(std::memcpy(d, data.data(), b.bytes)) : reduce(m, b.red, in_global(b.type), b.elem, d, data.data(), b.bytes);
+    if (d && s) b.red < 0 ? void(std::memcpy(d, data.data(), b.bytes)) : reduce(m, b.red, b.type, b.elem, d, data.data(), b.bytes);
     m.tma_store_bytes += b.bytes;
     return;
   }

@@ -7,14 +7,19 @@
 
 namespace sf {
 
-DotModel dot_model(DotKind kind, int arch) {
+DotModel dot_model(DotKind kind, int arch, bool half_accumulator) {
   const bool hopper = arch < 100;
   switch (kind) {
-    case DotKind::F16: return {16, 25, false};
-    case DotKind::TF32: return {8, 25, false};
-    case DotKind::F8: return {32, hopper ? 13 : 25, false};
+    case DotKind::F16: return {16, 25, half_accumulator};
+    case DotKind::TF32: return {8, 25, half_accumulator};
+    case DotKind::F8: return {32, hopper ? 13 : 25, half_accumulator};
   }
-  return {16, 25, false};
+  return {16, 25, half_accumulator};
+}
+
+uint32_t half_result(float sum) {
+  const uint32_t h = float_to_half(sum);
+  return h == 0x8000 ? 0 : h;
 }
 
 Operand operand(uint32_t bits, const Format& f) {
@@ -25,11 +30,18 @@ Operand operand(uint32_t bits, const Format& f) {
   return {v, std::max(int(e), 1) - f.bias};
 }
 
-static float truncate_to_f32(int64_t sum, int scale) {
+// The sum of at most 53 bits, truncated to 24; a sticky one has its last bit set when bits were lost.
+static double truncated(double sum, bool sticky) {
+  const uint64_t u = bits_of(sum), lost = u & ((1ull << 29) - 1);
+  return f64_of((u ^ lost) | uint64_t(sticky && lost) << 29);
+}
+
+static float truncate_to_f32(int64_t sum, int scale, bool sticky) {
   if (!sum) return 0.0f;
-  const double v = std::ldexp(double(sum), scale);
+  const double v = std::ldexp(truncated(double(sum), sticky), scale);
   if (std::fabs(v) >= 0x1p128) return std::copysign(INFINITY, float(v));   // the only rounding that is not toward zero
-  return f32_of(encode(v, F32, RZ));
+  const float r = f32_of(encode(v, F32, RZ));
+  return r == 0 ? 0.0f : r;
 }
 
 static int exponent_of(float c) {
@@ -52,10 +64,10 @@ static float block_slow(const DotModel& m, int K, const float* a, const int* ea,
     return canon(s);
   }
   if (top == EXP_ZERO) return 0.0f;
-  const int shift = m.frac - top;
+  const int shift = m.frac - std::max(top, MIN_EXP);
   int64_t sum = int64_t(std::trunc(std::ldexp(double(c), shift)));
   for (int k = 0; k < K; ++k) sum += int64_t(std::trunc(std::ldexp(double(a[k]) * double(b[k * pitch]), shift)));
-  return truncate_to_f32(sum, -shift);
+  return truncate_to_f32(sum, -shift, m.sticky);
 }
 
 // V outputs of a row at once, in a form that the compiler vectorises. Returns false when a value is out of the range in
@@ -97,8 +109,7 @@ static bool block_fast(const DotModel& m, int K, const float* a, const int* ea, 
   }
   for (int v = 0; v < V; ++v) {
     const double sum = double(s0[v]) + double(s1[v]);
-    const double cut = f64_of(bits_of(sum) & ~((1ull << 29) - 1));
-    c[v] = float(cut * f64_of(uint64_t(1023 + top[v] - m.frac) << 52));
+    c[v] = float(truncated(sum, m.sticky) * f64_of(uint64_t(1023 + top[v] - m.frac) << 52));
   }
   return true;
 }

@@ -7,8 +7,8 @@ namespace sf {
 enum AtomicOp { ATOM_ADD, ATOM_MIN, ATOM_MAX, ATOM_AND, ATOM_OR, ATOM_XOR, ATOM_EXCH, ATOM_CAS, ATOM_INC, ATOM_DEC };
 enum ElemType { TY_U32, TY_S32, TY_U64, TY_S64, TY_F32, TY_F64, TY_F16, TY_BF16, TY_F16X2, TY_BF16X2, TY_B32, TY_F32_L2, TY_F64_L2 };
 
-// Floating-point adds on global memory are done by the L2 cache, which flushes f32 subnormals and leaves f64 NaNs as they
-// are; the same instruction on shared memory does neither.
+// atom and red on global memory are done by the L2 cache, which flushes f32 subnormals and leaves f64 NaNs as they are;
+// on shared memory they do neither. Bulk reductions flush only for tensor maps of type float32_ftz.
 inline int in_global(int type) { return type == TY_F32 ? TY_F32_L2 : type == TY_F64 ? TY_F64_L2 : type; }
 
 // Registers are stored zero-extended in 4-, 8- or 16-byte lanes; bytes is the declared width.

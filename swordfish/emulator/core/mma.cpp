@@ -54,7 +54,7 @@ SF_OP("mma") {
       const int lane = r % 8 * 4 + n / 2;
       acc[r * 16 + n] = half_acc ? half_to_float(c.r32(oc[r >= 8])[lane] >> (16 * (n & 1)) & 0xffff) : f32_of(c.r32(oc[(r >= 8) * 2 + (n & 1)])[lane]);
     }
-  const DotModel model = dot_model(i.m[1] <= E_BF16 ? DotKind::F16 : i.m[1] == E_TF32 ? DotKind::TF32 : DotKind::F8, c.m.arch);
+  const DotModel model = dot_model(i.m[1] <= E_BF16 ? DotKind::F16 : i.m[1] == E_TF32 ? DotKind::TF32 : DotKind::F8, c.m.arch, half_acc);
   dot(model, 16, 16, K, a, ea, b, eb, acc, 16);
   for (int r = 0; r < 16; ++r)
     for (int n = 0; n < 8; ++n) {
@@ -62,7 +62,7 @@ SF_OP("mma") {
       const float v = acc[r * 16 + n];
       if (half_acc) {
         uint32_t& d = c.r32(od[r >= 8])[lane];
-        d = (n & 1) ? (d & 0xffff) | float_to_half(v) << 16 : float_to_half(v);
+        d = (n & 1) ? (d & 0xffff) | half_result(v) << 16 : half_result(v);
       } else {
         c.r32(od[(r >= 8) * 2 + (n & 1)])[lane] = bits_of(v);
       }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core.hpp"
+#include "fp.hpp"
 #include "memory.hpp"
 
 namespace sf {
@@ -10,6 +11,7 @@ namespace sf {
 GroupRef open_bulk_group(Ctx& c, int lane);
 void signal_bytes(Machine& m, AsyncOp& op, uint32_t bar, uint32_t bytes);
 
+enum { DT_F32_FTZ = 9, DT_TF32 = 10, DT_TF32_FTZ = 11 };   // positions in ELEMENT_BITS
 enum Swizzle { SW_NONE, SW_32, SW_64, SW_128, SW_128_ATOM32, SW_128_ATOM32_FLIP8, SW_128_ATOM64 };
 
 // The swizzle XORs bits of the absolute shared address, so tiles need no other alignment than their own 128 bytes.
@@ -78,8 +80,19 @@ struct Clip {
 static void fill(const TensorMapInfo& t, std::vector<uint8_t>& row) {
   std::fill(row.begin(), row.end(), 0);
   if (!t.nan_fill || !t.is_float) return;
-  const size_t e = size_t(t.elem_bits / 8);
-  for (size_t k = 0; k + e <= row.size(); k += e) std::memset(&row[k], 0xff, e), row[k + e - 1] = 0x7f;
+  for (size_t k = 0; k + 2 <= row.size(); k += 2) row[k] = 0xf7, row[k + 1] = 0x7f;   // 0x7ff7 for every 16 bits
+}
+
+// Loads of float32_ftz flush subnormals, those of tfloat32 round to 10 mantissa bits.
+static void convert(const TensorMapInfo& t, std::vector<uint8_t>& row) {
+  if (t.dtype < DT_F32_FTZ || t.dtype > DT_TF32_FTZ) return;
+  for (size_t k = 0; k + 4 <= row.size(); k += 4) {
+    uint32_t u;
+    std::memcpy(&u, &row[k], 4);
+    if (t.dtype != DT_TF32) u = bits_of(flush(f32_of(u)));
+    if (t.dtype != DT_F32_FTZ) u = (u + ((u & 0x7f800000) == 0x7f800000 ? 0 : 0x1000)) & 0xffffe000;
+    std::memcpy(&row[k], &u, 4);
+  }
 }
 
 // Global bytes of a row -> row buffer
@@ -104,7 +117,7 @@ static void read_row(Machine& m, AsyncOp& op, const TensorMapInfo& t, const int6
       std::memcpy(&row[size_t(e) * bits / 8], p, bits / 8);
 }
 
-static const int ELEM_OF_DTYPE[] = {TY_U32, TY_U32, TY_U32, TY_S32, TY_U64, TY_S64, TY_F16, TY_BF16, TY_F32, TY_F32, TY_F32, TY_F32, TY_F64};
+static const int ELEM_OF_DTYPE[] = {TY_U32, TY_U32, TY_U32, TY_S32, TY_U64, TY_S64, TY_F16, TY_BF16, TY_F32, TY_F32_L2, TY_F32, TY_F32_L2, TY_F64};
 
 static void write_row(Machine& m, AsyncOp& op, const TensorMapInfo& t, const int64_t* x, const Rows& rows, const std::vector<uint8_t>& row, int red) {
   const Clip k(t, x, rows.elems);
@@ -117,7 +130,7 @@ static void write_row(Machine& m, AsyncOp& op, const TensorMapInfo& t, const int
     for (int64_t q = 0; p && red >= 0 && q < run; ++q) {
       uint64_t old[2] = {0, 0}, v[2] = {0, 0}, z[2];
       std::memcpy(old, p + uint64_t(q) * bytes, bytes), std::memcpy(v, &row[size_t(e + q) * bytes], bytes);
-      atomic_apply(red, in_global(ELEM_OF_DTYPE[t.dtype]), int(bytes), old, v, v, z);
+      atomic_apply(red, ELEM_OF_DTYPE[t.dtype], int(bytes), old, v, v, z);
       std::memcpy(p + uint64_t(q) * bytes, z, bytes);
     }
     e += run;
@@ -138,6 +151,7 @@ static void load(Machine& m, AsyncOp& op, const Tensor& g) {
   std::vector<uint8_t> row(rows.bytes);
   each_row(*t, g.at, g.rows4, [&](uint32_t r, const int64_t* x) {
     read_row(m, op, *t, x, rows, row);
+    convert(*t, row);
     for (uint32_t rank : targets)
       for (uint32_t b = 0; b < rows.bytes; b += 16) {
         const uint32_t a = swizzled((g.smem & 0xffffff) + r * rows.pitch + b, t->swizzle), n = std::min(16u, rows.bytes - b);

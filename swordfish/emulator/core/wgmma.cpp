@@ -103,11 +103,11 @@ static void execute(Machine& m, AsyncOp& op, const WgmmaArgs& g) {
       const uint32_t u = cell(r, n);
       acc[r * g.n + n] = !g.accumulate ? 0.0f : g.f16_acc ? half_to_float(u >> (16 * (n & 1)) & 0xffff) : f32_of(u);
     }
-  dot(dot_model(DotKind::F16, m.arch), 16, g.n, 16, a, ea, b.data(), eb.data(), acc, g.n);
+  dot(dot_model(DotKind::F16, m.arch, g.f16_acc), 16, g.n, 16, a, ea, b.data(), eb.data(), acc, g.n);
   for (int r = 0; r < 16; ++r)
     for (int n = 0; n < g.n; ++n) {
       uint32_t& u = cell(r, n);
-      if (g.f16_acc) u = (n & 1) ? (u & 0xffff) | float_to_half(acc[r * g.n + n]) << 16 : (u & 0xffff0000) | float_to_half(acc[r * g.n + n]);
+      if (g.f16_acc) u = (n & 1) ? (u & 0xffff) | half_result(acc[r * g.n + n]) << 16 : (u & 0xffff0000) | half_result(acc[r * g.n + n]);
       else u = bits_of(acc[r * g.n + n]);
     }
 }

@@ -22,7 +22,8 @@ def arithmetic(d: Decoder, op: Op) -> None:
     elif t == "f32x2":
         d.emit("f32x2", rows, [rounding(op), ftz, 0, _HALF_OPS[op.base]], cls="float")
     elif t in ("f32", "f64"):
-        d.emit(f"{op.base}.{t}", rows, [rounding(op), ftz, sat], cls="float")
+        name = "div.approx" if op.base == "div" and op.has("approx") else op.base
+        d.emit(f"{name}.{t}", rows, [rounding(op), ftz, sat], cls="float")
     elif op.base in ("add", "sub", "fma") and len(op.mods) >= 2 and t in ("f32",):
         raise d.unknown(op)
     else:
