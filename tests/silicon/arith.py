@@ -29,11 +29,20 @@ def _single() -> Iterator[Case]:
     rounds = ("rn", "rz", "rm", "rp")
     two = [f"{op}.{mode}.f32 $d, $a, $b;" for op in ("add", "sub", "mul") for mode in rounds]
     two += [f"{op}.rn.{tail}.f32 $d, $a, $b;" for op in ("add", "mul") for tail in ("ftz", "sat", "ftz.sat")]
-    yield elementwise("arith/f32.two.near", two, lambda s: [f32_patterns(s, 192, -6, 6), f32_patterns(s, 192, -6, 6)], 4)
-    yield elementwise("arith/f32.two.tiny", two, lambda s: [f32_patterns(s, 128, -149, -120), f32_patterns(s, 128, -149, 2)], 4)
+    yield elementwise(
+        "arith/f32.two.near", two, lambda s: [f32_patterns(s, 192, -6, 6), f32_patterns(s, 192, -6, 6)], 4
+    )
+    yield elementwise(
+        "arith/f32.two.tiny",
+        two,
+        lambda s: [f32_patterns(s, 128, -149, -120), f32_patterns(s, 128, -149, 2)],
+        4,
+    )
     yield elementwise("arith/f32.two.wide", two, lambda s: [f32_patterns(s, 128), f32_patterns(s, 128)], 4)
     three = [f"fma.{mode}.f32 $d, $a, $b, $c;" for mode in (*rounds, "rn.ftz", "rn.sat", "rz.ftz")]
-    yield elementwise("arith/f32.fma.near", three, lambda s: [f32_patterns(s, 192, -6, 6) for _ in range(3)], 4)
+    yield elementwise(
+        "arith/f32.fma.near", three, lambda s: [f32_patterns(s, 192, -6, 6) for _ in range(3)], 4
+    )
     yield elementwise("arith/f32.fma.cancel", three, _cancelling, 4)
     yield elementwise("arith/f32.fma.tiny", three, _tiny, 4)
     yield elementwise("arith/f32.fma.wide", three, lambda s: [f32_patterns(s, 192) for _ in range(3)], 4)
@@ -41,7 +50,12 @@ def _single() -> Iterator[Case]:
                 for tail in ("", ".ftz", ".NaN", ".ftz.NaN", ".xorsign.abs", ".NaN.xorsign.abs")]  # fmt: skip
     yield elementwise("arith/f32.extremes", extremes, _ordered_pair, 4)
     divide = [f"{op}.f32 $d, $a, $b;" for op in ("div.rn", "div.rz")] + ["copysign.f32 $d, $a, $b;"]
-    yield elementwise("arith/f32.divide", divide, lambda s: [f32_patterns(s, 256, -60, 60), f32_patterns(s, 256, -80, 80)], 4)
+    yield elementwise(
+        "arith/f32.divide",
+        divide,
+        lambda s: [f32_patterns(s, 256, -60, 60), f32_patterns(s, 256, -80, 80)],
+        4,
+    )
     one = [f"{op}.{mode}.f32 $d, $a;" for op in ("rcp", "sqrt") for mode in ("rn", "rz", "rm", "rp")]
     yield elementwise("arith/f32.root", one, lambda s: [f32_patterns(s, 256)], 4)
 
@@ -70,7 +84,11 @@ def _packed() -> Iterator[Case]:
     for fmt in ("f16", "bf16"):
         two = [f"{op}.{fmt}x2 $d, $a, $b;" for op in ("add.rn", "sub.rn", "mul.rn")]
         if fmt == "f16":
-            two += [f"{op}.rn{tail}.f16x2 $d, $a, $b;" for op in ("add", "mul") for tail in (".ftz", ".sat", ".ftz.sat")]
+            two += [
+                f"{op}.rn{tail}.f16x2 $d, $a, $b;"
+                for op in ("add", "mul")
+                for tail in (".ftz", ".sat", ".ftz.sat")
+            ]
         tails = ("", ".NaN", ".xorsign.abs") + ((".ftz", ".ftz.NaN") if fmt == "f16" else ())
         two += [f"{op}{tail}.{fmt}x2 $d, $a, $b;" for op in ("min", "max") for tail in tails]
         three = [f"fma.rn{tail}.{fmt}x2 $d, $a, $b, $c;" for tail in ("", ".relu")]
@@ -97,7 +115,11 @@ def _scalar_half() -> Iterator[Case]:
 
 
 def _comparisons() -> Iterator[Case]:
-    rows = {f"setp.{c}{ftz}.f32": f"{{ .reg .pred q; setp.{c}{ftz}.f32 q, $a, $b; selp.u32 $d, 1, 0, q; }}" for c in _COMPARE for ftz in ("", ".ftz")}
+    rows = {
+        f"setp.{c}{ftz}.f32": f"{{ .reg .pred q; setp.{c}{ftz}.f32 q, $a, $b; selp.u32 $d, 1, 0, q; }}"
+        for c in _COMPARE
+        for ftz in ("", ".ftz")
+    }
     yield elementwise("compare/f32", rows, _ordered_pair, 4)
     rows = {}
     for c in ("eq", "ne", "lt", "ge", "leu", "nan"):
@@ -108,14 +130,22 @@ def _comparisons() -> Iterator[Case]:
                 f"{{ .reg .pred q, r; .reg .b32 t; setp.{c}.{fmt} q|r, $a, $b; selp.u32 $d, 1, 0, q; selp.u32 t, 2, 0, r; add.u32 $d, $d, t; }}"
             )
     yield elementwise("compare/half2", rows, lambda s: [f16x2_patterns(s, 128), f16x2_patterns(s, 128)], 4)
-    rows = {f"set.{c}.{to}.f32": f"set.{c}.{to}.f32 $d, $a, $b;" for c in ("lt", "equ", "num") for to in ("u32", "s32", "f32")}
+    rows = {
+        f"set.{c}.{to}.f32": f"set.{c}.{to}.f32 $d, $a, $b;"
+        for c in ("lt", "equ", "num")
+        for to in ("u32", "s32", "f32")
+    }
     rows["slct.u32.f32"] = "slct.u32.f32 $d, $a, $b, $b;"
     rows["testp.finite"] = "{ .reg .pred q; testp.finite.f32 q, $a; selp.u32 $d, 1, 0, q; }"
     for kind in ("infinite", "number", "notanumber", "normal", "subnormal"):
         rows[f"testp.{kind}"] = f"{{ .reg .pred q; testp.{kind}.f32 q, $a; selp.u32 $d, 1, 0, q; }}"
     rows["set.and"] = "{ .reg .pred q; setp.gt.f32 q, $a, 0f3F800000; set.lt.and.u32.f32 $d, $a, $b, q; }"
-    rows["setp.or"] = "{ .reg .pred q; setp.gt.f32 q, $a, 0f3F800000; setp.lt.or.f32 q, $a, $b, !q; selp.u32 $d, 1, 0, q; }"
-    rows["setp.xor"] = "{ .reg .pred q, r; setp.gt.f32 q, $a, 0f3F800000; setp.lt.xor.f32 q|r, $a, $b, q; selp.u32 $d, 1, 0, q; @r add.u32 $d, $d, 2; }"
+    rows["setp.or"] = (
+        "{ .reg .pred q; setp.gt.f32 q, $a, 0f3F800000; setp.lt.or.f32 q, $a, $b, !q; selp.u32 $d, 1, 0, q; }"
+    )
+    rows["setp.xor"] = (
+        "{ .reg .pred q, r; setp.gt.f32 q, $a, 0f3F800000; setp.lt.xor.f32 q|r, $a, $b, q; selp.u32 $d, 1, 0, q; @r add.u32 $d, $d, 2; }"
+    )
     yield elementwise("compare/set", rows, _ordered_pair, 4)
 
 
@@ -134,21 +164,55 @@ def _double() -> Iterator[Case]:
     two = [f"{op}.{mode}.f64 $d, $a, $b;" for op in ("add", "mul") for mode in ("rn", "rz", "rm", "rp")]
     two += ["sub.rn.f64 $d, $a, $b;", "min.f64 $d, $a, $b;", "max.f64 $d, $a, $b;", "div.rn.f64 $d, $a, $b;"]
     two += ["fma.rn.f64 $d, $a, $b, $a;", "sqrt.rn.f64 $d, $a;", "abs.f64 $d, $a;", "neg.f64 $d, $a;"]
-    yield elementwise("arith/f64", two, lambda s: [f64_patterns(s, 64, -40, 40), f64_patterns(s, 64, -40, 40)], 8)
+    yield elementwise(
+        "arith/f64", two, lambda s: [f64_patterns(s, 64, -40, 40), f64_patterns(s, 64, -40, 40)], 8
+    )
 
 
 def _approximate() -> Iterator[Case]:
     """Functions that PTX bounds by an error, not bit by bit; the bound in units in the last place is the case's."""
     wide = ["rcp.approx.f32 $d, $a;", "rcp.approx.ftz.f32 $d, $a;"]
     yield elementwise("approx/rcp", wide, lambda s: [f32_patterns(s, 256, -125, 125)], 4, ulp=1)
-    yield elementwise("approx/sqrt", ["sqrt.approx.f32 $d, $a;", "sqrt.approx.ftz.f32 $d, $a;"], lambda s: [f32_patterns(s, 256)], 4, ulp=2)
-    yield elementwise("approx/rsqrt", ["rsqrt.approx.f32 $d, $a;", "rsqrt.approx.ftz.f32 $d, $a;"], lambda s: [f32_patterns(s, 256)], 4, ulp=2)
-    yield elementwise("approx/ex2", ["ex2.approx.f32 $d, $a;", "ex2.approx.ftz.f32 $d, $a;"], lambda s: [f32_patterns(s, 256, -12, 8)], 4, ulp=2)
-    yield elementwise("approx/lg2", ["lg2.approx.f32 $d, $a;", "lg2.approx.ftz.f32 $d, $a;"], lambda s: [_away_from_one(s)], 4, ulp=2)
+    yield elementwise(
+        "approx/sqrt",
+        ["sqrt.approx.f32 $d, $a;", "sqrt.approx.ftz.f32 $d, $a;"],
+        lambda s: [f32_patterns(s, 256)],
+        4,
+        ulp=2,
+    )
+    yield elementwise(
+        "approx/rsqrt",
+        ["rsqrt.approx.f32 $d, $a;", "rsqrt.approx.ftz.f32 $d, $a;"],
+        lambda s: [f32_patterns(s, 256)],
+        4,
+        ulp=2,
+    )
+    yield elementwise(
+        "approx/ex2",
+        ["ex2.approx.f32 $d, $a;", "ex2.approx.ftz.f32 $d, $a;"],
+        lambda s: [f32_patterns(s, 256, -12, 8)],
+        4,
+        ulp=2,
+    )
+    yield elementwise(
+        "approx/lg2",
+        ["lg2.approx.f32 $d, $a;", "lg2.approx.ftz.f32 $d, $a;"],
+        lambda s: [_away_from_one(s)],
+        4,
+        ulp=2,
+    )
     yield elementwise("approx/div", ["div.approx.f32 $d, $a, $b;", "div.full.f32 $d, $a, $b;"],
                       lambda s: [f32_patterns(s, 256, -20, 20), f32_patterns(s, 256, -20, 20)], 4, ulp=2)  # fmt: skip
-    yield elementwise("approx/sin", ["sin.approx.f32 $d, $a;", "cos.approx.f32 $d, $a;"], lambda s: [_angles(s)], 4, ulp=1 << 12)
-    yield elementwise("approx/tanh", ["tanh.approx.f32 $d, $a;"], lambda s: [f32_patterns(s, 256, -12, 5)], 4, ulp=1 << 13)
+    yield elementwise(
+        "approx/sin",
+        ["sin.approx.f32 $d, $a;", "cos.approx.f32 $d, $a;"],
+        lambda s: [_angles(s)],
+        4,
+        ulp=1 << 12,
+    )
+    yield elementwise(
+        "approx/tanh", ["tanh.approx.f32 $d, $a;"], lambda s: [f32_patterns(s, 256, -12, 5)], 4, ulp=1 << 13
+    )
 
 
 def _away_from_one(s: Stream) -> Array:

@@ -89,8 +89,10 @@ def _atom(space: str, op: str, kind: str) -> Case:
         body.append(f"atom.global.{op}.{kind} old, [P0], v{extra};")
     else:
         body.append(
-            f"mad.lo.u32 %r0, tid, {size}, smem;\nld.global.b{bits} old, [P0];\nst.shared.b{bits} [%r0], old;\n"
-            f"atom.shared.{op}.{kind} old, [%r0], v{extra};\nld.shared.b{bits} w, [%r0];\nst.global.b{bits} [P0], w;"
+            f"mad.lo.u32 %r0, tid, {size}, smem;\nld.global.b{bits} old, [P0];\n"
+            f"st.shared.b{bits} [%r0], old;\n"
+            f"atom.shared.{op}.{kind} old, [%r0], v{extra};\nld.shared.b{bits} w, [%r0];\n"
+            f"st.global.b{bits} [P0], w;"
         )
     body.append(f"st.global.b{bits} [P2], old;")
 
@@ -114,7 +116,11 @@ def _atom(space: str, op: str, kind: str) -> Case:
 def _red(op: str, kind: str) -> Case:
     size = _size(kind)
     name = f"red/global.{op}.{kind}"
-    body = f".reg .b{8 * size} v;\nmul.wide.u32 %rd0, gtid, {size};\nadd.u64 P0, P0, %rd0;\nadd.u64 P1, P1, %rd0;\nld.global.b{8 * size} v, [P1];\nred.global.{op}.{kind} [P0], v;"
+    body = (
+        f".reg .b{8 * size} v;\nmul.wide.u32 %rd0, gtid, {size};\nadd.u64 P0, P0, %rd0;\n"
+        f"add.u64 P1, P1, %rd0;\nld.global.b{8 * size} v, [P1];\n"
+        f"red.global.{op}.{kind} [P0], v;"
+    )
 
     def inputs() -> list[Arg]:
         s = Stream(name)
@@ -146,12 +152,15 @@ def _vector_red(op: str, count: int, kind: str) -> Case:
 def _contended() -> Case:
     """Integer reductions of 512 threads on 8 words: the result does not depend on the order."""
     body = [
-        "mul.wide.u32 %rd0, gtid, 4;\nadd.u64 %rd0, %rd0, P1;\nld.global.u32 %r1, [%rd0];\nand.b32 %r2, gtid, 7;\nmul.wide.u32 %rd1, %r2, 4;\nadd.u64 %rd1, %rd1, P0;",
+        "mul.wide.u32 %rd0, gtid, 4;\nadd.u64 %rd0, %rd0, P1;\nld.global.u32 %r1, [%rd0];\n"
+        "and.b32 %r2, gtid, 7;\nmul.wide.u32 %rd1, %r2, 4;\nadd.u64 %rd1, %rd1, P0;",
         *[
             f"red.global.{op} [%rd1+{32 * i}], %r1;"
             for i, op in enumerate(("add.u32", "min.s32", "max.u32", "xor.b32", "and.b32", "or.b32"))
         ],
-        "red.relaxed.gpu.global.add.u32 [%rd1+192], 1;\nred.release.sys.global.inc.u32 [%rd1+224], 20;\natom.acq_rel.gpu.global.dec.u32 %r3, [%rd1+256], 9;",
+        "red.relaxed.gpu.global.add.u32 [%rd1+192], 1;\n"
+        "red.release.sys.global.inc.u32 [%rd1+224], 20;\n"
+        "atom.acq_rel.gpu.global.dec.u32 %r3, [%rd1+256], 9;",
     ]
 
     def inputs() -> list[Arg]:
@@ -167,7 +176,8 @@ def _sequence_of_adds() -> Case:
         "mul.wide.u32 %rd0, gtid, 4;\nadd.u64 P0, P0, %rd0;\nadd.u64 P1, P1, %rd0;\nadd.u64 P2, P2, %rd0;"
     ]
     body += [
-        f"ld.global.b32 %f0, [P1+{256 * i}];\natom.global.add.f32 %f1, [P0], %f0;\nst.global.b32 [P2+{256 * i}], %f1;"
+        f"ld.global.b32 %f0, [P1+{256 * i}];\natom.global.add.f32 %f1, [P0], %f0;\n"
+        f"st.global.b32 [P2+{256 * i}], %f1;"
         for i in range(8)
     ]
 

@@ -40,7 +40,8 @@ def _sequence(name: str, count: int, steps: Sequence[str]) -> Case:
         body.append(step)
         for parity in (0, 1):
             body.append(
-                f"mbarrier.test_wait.parity.shared::cta.b64 %p1, [smem], {parity};\nselp.u32 %r1, 1, 0, %p1;\n"
+                f"mbarrier.test_wait.parity.shared::cta.b64 %p1, [smem], {parity};\n"
+                "selp.u32 %r1, 1, 0, %p1;\n"
                 f"st.global.u32 [P0+{12 * i + 4 * parity}], %r1;"
             )
         if "%rd9" in step:
@@ -136,7 +137,8 @@ def _pipeline() -> Case:
         ".reg .b32 i, stage, parity, sum;",
         thread0(
             "\n".join(
-                f"mbarrier.init.shared::cta.b64 [smem+{8 * s}], 1;\nmbarrier.init.shared::cta.b64 [smem+{64 + 8 * s}], 3;"
+                f"mbarrier.init.shared::cta.b64 [smem+{8 * s}], 1;\n"
+                f"mbarrier.init.shared::cta.b64 [smem+{64 + 8 * s}], 3;"
                 for s in range(stages)
             )
             + "\nfence.mbarrier_init.release.cluster;"
@@ -156,7 +158,8 @@ def _pipeline() -> Case:
         "bra CONTINUE;",
         "CONSUME:",
         mbarrier_wait(full, "parity"),
-        "sub.u32 %r14, tid, 32;\nmad.lo.u32 %r12, %r14, 4, %r12;\nld.shared.u32 %r15, [%r12];\nmad.lo.u32 sum, sum, 3, %r15;",
+        "sub.u32 %r14, tid, 32;\nmad.lo.u32 %r12, %r14, 4, %r12;\n"
+        "ld.shared.u32 %r15, [%r12];\nmad.lo.u32 sum, sum, 3, %r15;",
         "bar.warp.sync 0xffffffff;\nsetp.ne.u32 %p2, lane, 0;",
         f"@!%p2 mbarrier.arrive.shared::cta.b64 _, [{empty}];",
         "CONTINUE:",
@@ -183,7 +186,8 @@ def _many_arrivals() -> Case:
     body = [
         thread0("mbarrier.init.shared::cta.b64 [smem], 128;"),
         ".reg .b32 own, other, value;",
-        "mad.lo.u32 own, tid, 4, smem;\nadd.u32 %r1, tid, 37;\nand.b32 %r1, %r1, 127;\nmad.lo.u32 other, %r1, 4, smem;",
+        "mad.lo.u32 own, tid, 4, smem;\nadd.u32 %r1, tid, 37;\nand.b32 %r1, %r1, 127;\n"
+        "mad.lo.u32 other, %r1, 4, smem;",
         "mov.u32 value, tid;",
     ]
     for phase in range(6):
@@ -230,9 +234,11 @@ DONE:
     ]
     for i, kind in enumerate(("try_wait", "test_wait", "try_wait.acquire.cta", "test_wait.acquire.cta")):
         body += [
-            f"st.shared.u32 [%r4+{_TILE + 256 * (i % 2)}], %r3;\nmbarrier.arrive.shared::cta.b64 %rd9, [smem];",
+            f"st.shared.u32 [%r4+{_TILE + 256 * (i % 2)}], %r3;\n"
+            "mbarrier.arrive.shared::cta.b64 %rd9, [smem];",
             wait % kind,
-            f"xor.b32 %r5, tid, {i * 9 + 1};\nmad.lo.u32 %r5, %r5, 4, smem;\nld.shared.u32 %r6, [%r5+{_TILE + 256 * (i % 2)}];",
+            f"xor.b32 %r5, tid, {i * 9 + 1};\nmad.lo.u32 %r5, %r5, 4, smem;\n"
+            f"ld.shared.u32 %r6, [%r5+{_TILE + 256 * (i % 2)}];",
             "mad.lo.u32 %r3, %r3, 7, %r6;",
         ]
     body.append("mul.wide.u32 %rd1, tid, 4;\nadd.u64 %rd1, %rd1, P0;\nst.global.u32 [%rd1], %r3;")
@@ -281,14 +287,16 @@ def _named_barriers() -> Case:
     body = [
         "mad.lo.u32 %r1, tid, 4, smem;\nmul.lo.u32 %r2, tid, 0x9E3779B9;\nmov.u32 %r5, 0;",
         "setp.ge.u32 %p1, warp, 2;\n@%p1 bra SECOND;",
-        "st.shared.u32 [%r1], %r2;\nbar.sync 1, 64;\nxor.b32 %r3, tid, 32;\nmad.lo.u32 %r3, %r3, 4, smem;\nld.shared.u32 %r5, [%r3];\nbra MEET;",
+        "st.shared.u32 [%r1], %r2;\nbar.sync 1, 64;\nxor.b32 %r3, tid, 32;\n"
+        "mad.lo.u32 %r3, %r3, 4, smem;\nld.shared.u32 %r5, [%r3];\nbra MEET;",
         "SECOND:",
         "setp.eq.u32 %p2, warp, 3;\n@%p2 bra TAKE;",
         "st.shared.u32 [%r1], %r2;\nbarrier.cta.arrive.aligned 2, 64;\nbra MEET;",
         "TAKE:",
         "barrier.cta.sync.aligned 2, 64;\nld.shared.u32 %r5, [%r1+-128];",
         "MEET:",
-        "barrier.cta.sync 0;\nmul.wide.u32 %rd1, tid, 4;\nadd.u64 %rd1, %rd1, P0;\nst.global.u32 [%rd1], %r5;",
+        "barrier.cta.sync 0;\nmul.wide.u32 %rd1, tid, 4;\nadd.u64 %rd1, %rd1, P0;\n"
+        "st.global.u32 [%rd1], %r5;",
     ]
 
     def inputs() -> list[Arg]:
@@ -306,14 +314,16 @@ def _named_barriers() -> Case:
 
 def _barrier_reductions() -> Case:
     body = [
-        "mul.wide.u32 %rd1, tid, 4;\nadd.u64 %rd2, %rd1, P0;\nadd.u64 %rd1, %rd1, P1;\nld.global.u32 %r1, [%rd2];\nmov.u32 %r4, 0;",
+        "mul.wide.u32 %rd1, tid, 4;\nadd.u64 %rd2, %rd1, P0;\nadd.u64 %rd1, %rd1, P1;\n"
+        "ld.global.u32 %r1, [%rd2];\nmov.u32 %r4, 0;",
     ]
     for bit in range(8):
         body += [
             f"and.b32 %r2, %r1, {1 << bit};\nsetp.ne.u32 %p1, %r2, 0;",
             f"barrier.cta.red.popc.aligned.u32 %r3, {bit % 3}, %p1;\nmad.lo.u32 %r4, %r4, 97, %r3;",
             f"barrier.cta.red.and.aligned.pred %p2, {bit % 3}, %p1;\nbar.red.or.pred %p3, {bit % 3}, !%p1;",
-            "selp.u32 %r3, 1, 0, %p2;\nmad.lo.u32 %r4, %r4, 2, %r3;\nselp.u32 %r3, 1, 0, %p3;\nmad.lo.u32 %r4, %r4, 2, %r3;",
+            "selp.u32 %r3, 1, 0, %p2;\nmad.lo.u32 %r4, %r4, 2, %r3;\nselp.u32 %r3, 1, 0, %p3;\n"
+            "mad.lo.u32 %r4, %r4, 2, %r3;",
         ]
     body.append("st.global.u32 [%rd1], %r4;")
 
@@ -341,7 +351,8 @@ def _bulk_round_trip(size: int) -> Case:
         ),
         mbarrier_wait("smem", 0),
         f"{{\n.reg .b32 i, v;\n.reg .pred q;\nmov.u32 i, tid;\nL:\nsetp.ge.u32 q, i, {words};\n@q bra E;\n"
-        f"mad.lo.u32 v, i, 4, %r0;\nld.shared.u32 %r1, [v];\nxor.b32 %r1, %r1, i;\nst.shared.u32 [v], %r1;\nadd.u32 i, i, 32;\nbra L;\nE:\n}}",
+        "mad.lo.u32 v, i, 4, %r0;\nld.shared.u32 %r1, [v];\nxor.b32 %r1, %r1, i;\n"
+        f"st.shared.u32 [v], %r1;\nadd.u32 i, i, 32;\nbra L;\nE:\n}}",
         "fence.proxy.async.shared::cta;\nbar.sync 0;",
         thread0(
             f"cp.async.bulk.global.shared::cta.bulk_group [P1+32], [%r0], {size};\n"
@@ -368,7 +379,8 @@ def _cp_async() -> Iterator[Case]:
             f"mad.lo.u32 %r1, tid, {size}, smem;\nmul.wide.u32 %rd1, tid, {size};\nadd.u64 %rd1, %rd1, P0;",
             f"cp.async.{kind}.shared.global [%r1], [%rd1], {size};\ncp.async.commit_group;",
             f"rem.u32 %r2, tid, {size + 1};",
-            f"cp.async.{kind}.shared.global [%r1+{64 * size}], [%rd1+{64 * size}], {size}, %r2;\ncp.async.commit_group;",
+            f"cp.async.{kind}.shared.global [%r1+{64 * size}], [%rd1+{64 * size}], {size}, %r2;\n"
+            "cp.async.commit_group;",
             "setp.lt.u32 %p1, lane, 11;",
             f"cp.async.{kind}.shared.global [%r1+{128 * size}], [%rd1+{128 * size}], {size}, %p1;"
             if size == 16

@@ -1,4 +1,4 @@
-"""Thread block clusters: addresses, distributed shared memory, remote barriers, st.async and copies between CTAs."""
+"""Thread block clusters: identities, addresses, distributed shared memory, remote arrivals, cluster barriers."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ from collections.abc import Iterator
 import numpy as np
 
 from .case import Arg, Case
-from .data import Stream
-from .ptx import copy_in, copy_out, kernel, mbarrier_wait, thread0
+from .ptx import copy_out, kernel, mbarrier_wait, thread0
 
-__all__ = ["cases"]
+__all__ = ["MEET", "PEER", "RANKS", "TILE", "cases", "zeros"]
 
-_TILE = 1024
-_MEET = "barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;"
-_RANKS = (
+TILE = 1024
+MEET = "barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;"
+RANKS = (
     ".reg .b32 rank, size, peer, remote;\nmov.u32 rank, %cluster_ctarank;\nmov.u32 size, %cluster_nctarank;"
 )
-_PEER = f"{_RANKS}\nadd.u32 peer, rank, 1;\nrem.u32 peer, peer, size;\nmapa.shared::cluster.u32 remote, smem, peer;"
+PEER = (
+    f"{RANKS}\nadd.u32 peer, rank, 1;\nrem.u32 peer, peer, size;\n"
+    "mapa.shared::cluster.u32 remote, smem, peer;"
+)
 _ROW = "mul.wide.u32 %rd9, gtid, 4;\nadd.u64 %rd9, %rd9, P0;"
 
 
@@ -29,16 +31,11 @@ def cases() -> Iterator[Case]:
     yield _exchange()
     yield _generic()
     yield _remote_arrive()
-    yield _remote_expect()
     yield _atomics()
-    yield from _st_async()
-    yield _bulk_to_peer()
-    yield _bulk_multicast()
     yield _barrier_phases()
-    yield _ring()
 
 
-def _zeros(*shape: int) -> np.ndarray:
+def zeros(*shape: int) -> np.ndarray:
     return np.zeros(shape, dtype=np.uint32)
 
 
@@ -51,7 +48,8 @@ def _identity(grid: tuple[int, int, int], cluster: tuple[int, int, int]) -> Case
     ]
     names += ["%cluster_ctarank", "%cluster_nctarank"]
     body = [
-        "mov.u32 %r1, %ctaid.z;\nmov.u32 %r2, %nctaid.y;\nmov.u32 %r3, %ctaid.y;\nmad.lo.u32 %r1, %r1, %r2, %r3;",
+        "mov.u32 %r1, %ctaid.z;\nmov.u32 %r2, %nctaid.y;\nmov.u32 %r3, %ctaid.y;\n"
+        "mad.lo.u32 %r1, %r1, %r2, %r3;",
         "mov.u32 %r2, %nctaid.x;\nmov.u32 %r3, %ctaid.x;\nmad.lo.u32 %r1, %r1, %r2, %r3;",
         f"mul.wide.u32 %rd1, %r1, {4 * (len(names) + 1)};\nadd.u64 %rd1, %rd1, P0;",
         *[f"mov.u32 %r4, {name};\nst.global.u32 [%rd1+{4 * i}], %r4;" for i, name in enumerate(names)],
@@ -60,7 +58,7 @@ def _identity(grid: tuple[int, int, int], cluster: tuple[int, int, int]) -> Case
     ]
 
     def inputs() -> list[Arg]:
-        return [_zeros(int(np.prod(grid)), len(names) + 1)]
+        return [zeros(int(np.prod(grid)), len(names) + 1)]
 
     name = f"cluster/identity.{'x'.join(map(str, grid))}.{'x'.join(map(str, cluster))}"
     return Case(name, kernel("ptr", "\n".join(body)), inputs, {0: ()}, grid, (1, 1, 1), cluster)
@@ -69,21 +67,26 @@ def _identity(grid: tuple[int, int, int], cluster: tuple[int, int, int]) -> Case
 def _addresses() -> Case:
     """mapa of an own address to every rank, its inverse, and which state spaces the generic forms belong to."""
     body = [
-        _RANKS,
-        "mul.wide.u32 %rd1, cta, 80;\nadd.u64 %rd1, %rd1, P0;\nadd.u32 %r1, smem, 48;\ncvt.u64.u32 %rd2, %r1;\ncvta.shared.u64 %rd2, %rd2;",
+        RANKS,
+        "mul.wide.u32 %rd1, cta, 80;\nadd.u64 %rd1, %rd1, P0;\nadd.u32 %r1, smem, 48;\n"
+        "cvt.u64.u32 %rd2, %r1;\ncvta.shared.u64 %rd2, %rd2;",
     ]
     for r in range(4):
         body += [
             f"mapa.shared::cluster.u32 %r2, %r1, {r};\nst.global.u32 [%rd1+{4 * r}], %r2;",
             f"getctarank.shared::cluster.u32 %r3, %r2;\nst.global.u32 [%rd1+{16 + 4 * r}], %r3;",
             f"mapa.u64 %rd3, %rd2, {r};\ngetctarank.u64 %r3, %rd3;\nst.global.u32 [%rd1+{32 + 4 * r}], %r3;",
-            "isspacep.shared::cta %p1, %rd3;\nisspacep.shared::cluster %p2, %rd3;\nisspacep.global %p3, %rd3;",
-            f"selp.u32 %r4, 1, 0, %p1;\nselp.u32 %r5, 2, 0, %p2;\nselp.u32 %r6, 4, 0, %p3;\nadd.u32 %r4, %r4, %r5;\nadd.u32 %r4, %r4, %r6;\nst.global.u32 [%rd1+{48 + 4 * r}], %r4;",
-            f"cvta.to.shared.u64 %rd4, %rd3;\ncvt.u32.u64 %r7, %rd4;\nsub.u32 %r7, %r7, %r2;\nst.global.u32 [%rd1+{64 + 4 * r}], %r7;",
+            "isspacep.shared::cta %p1, %rd3;\nisspacep.shared::cluster %p2, %rd3;\n"
+            "isspacep.global %p3, %rd3;",
+            "selp.u32 %r4, 1, 0, %p1;\nselp.u32 %r5, 2, 0, %p2;\nselp.u32 %r6, 4, 0, %p3;\n"
+            "add.u32 %r4, %r4, %r5;\nadd.u32 %r4, %r4, %r6;\n"
+            f"st.global.u32 [%rd1+{48 + 4 * r}], %r4;",
+            "cvta.to.shared.u64 %rd4, %rd3;\ncvt.u32.u64 %r7, %rd4;\nsub.u32 %r7, %r7, %r2;\n"
+            f"st.global.u32 [%rd1+{64 + 4 * r}], %r7;",
         ]
 
     def inputs() -> list[Arg]:
-        return [_zeros(4, 20)]
+        return [zeros(4, 20)]
 
     return Case(
         "cluster/addresses",
@@ -100,25 +103,31 @@ def _addresses() -> Case:
 def _exchange() -> Case:
     """Write to the next CTA, read from the one after it: widths from 8 to 128 bits."""
     body = [
-        _PEER,
+        PEER,
         "mad.lo.u32 %r1, gtid, 77, 5;\nmad.lo.u32 %r2, tid, 64, remote;",
-        "st.shared::cluster.b32 [%r2], %r1;\nmul.lo.u32 %r3, %r1, 3;\nmul.lo.u32 %r4, %r1, 9;\nmul.lo.u32 %r5, %r1, 27;",
-        "st.shared::cluster.v2.b32 [%r2+8], {%r3, %r4};\nst.shared::cluster.v4.b32 [%r2+16], {%r1, %r3, %r4, %r5};",
-        "cvt.u16.u32 %rs1, %r5;\nst.shared::cluster.b16 [%r2+32], %rs1;\nst.shared::cluster.b8 [%r2+34], %rs1;",
+        "st.shared::cluster.b32 [%r2], %r1;\nmul.lo.u32 %r3, %r1, 3;\n"
+        "mul.lo.u32 %r4, %r1, 9;\nmul.lo.u32 %r5, %r1, 27;",
+        "st.shared::cluster.v2.b32 [%r2+8], {%r3, %r4};\n"
+        "st.shared::cluster.v4.b32 [%r2+16], {%r1, %r3, %r4, %r5};",
+        "cvt.u16.u32 %rs1, %r5;\nst.shared::cluster.b16 [%r2+32], %rs1;\n"
+        "st.shared::cluster.b8 [%r2+34], %rs1;",
         "mov.b64 %rd1, {%r5, %r1};\nst.shared::cluster.b64 [%r2+40], %rd1;",
-        _MEET,
-        "add.u32 peer, rank, 2;\nrem.u32 peer, peer, size;\nmapa.shared::cluster.u32 remote, smem, peer;\nmad.lo.u32 %r2, tid, 64, remote;",
+        MEET,
+        "add.u32 peer, rank, 2;\nrem.u32 peer, peer, size;\n"
+        "mapa.shared::cluster.u32 remote, smem, peer;\nmad.lo.u32 %r2, tid, 64, remote;",
         "mul.wide.u32 %rd9, gtid, 64;\nadd.u64 %rd9, %rd9, P0;",
         "ld.shared::cluster.b32 %r1, [%r2];\nst.global.b32 [%rd9], %r1;",
         "ld.shared::cluster.v2.b32 {%r1, %r3}, [%r2+8];\nst.global.v2.b32 [%rd9+8], {%r1, %r3};",
-        "ld.shared::cluster.v4.b32 {%r1, %r3, %r4, %r5}, [%r2+16];\nst.global.v4.b32 [%rd9+16], {%r1, %r3, %r4, %r5};",
-        "ld.shared::cluster.u16 %r1, [%r2+32];\nld.shared::cluster.s8 %r3, [%r2+34];\nst.global.v2.b32 [%rd9+32], {%r1, %r3};",
+        "ld.shared::cluster.v4.b32 {%r1, %r3, %r4, %r5}, [%r2+16];\n"
+        "st.global.v4.b32 [%rd9+16], {%r1, %r3, %r4, %r5};",
+        "ld.shared::cluster.u16 %r1, [%r2+32];\nld.shared::cluster.s8 %r3, [%r2+34];\n"
+        "st.global.v2.b32 [%rd9+32], {%r1, %r3};",
         "ld.shared::cluster.b64 %rd1, [%r2+40];\nst.global.b64 [%rd9+40], %rd1;",
-        _MEET,
+        MEET,
     ]
 
     def inputs() -> list[Arg]:
-        return [_zeros(4 * 32, 16)]
+        return [zeros(4 * 32, 16)]
 
     return Case(
         "cluster/exchange",
@@ -135,19 +144,20 @@ def _exchange() -> Case:
 def _generic() -> Case:
     """The same through generic addresses: mapa.u64, plain st and ld."""
     body = [
-        _RANKS,
-        "xor.b32 peer, rank, 1;\ncvt.u64.u32 %rd1, smem;\ncvta.shared.u64 %rd1, %rd1;\nmapa.u64 %rd2, %rd1, peer;",
+        RANKS,
+        "xor.b32 peer, rank, 1;\ncvt.u64.u32 %rd1, smem;\ncvta.shared.u64 %rd1, %rd1;\n"
+        "mapa.u64 %rd2, %rd1, peer;",
         "mul.wide.u32 %rd3, tid, 4;\nadd.u64 %rd2, %rd2, %rd3;\nadd.u64 %rd1, %rd1, %rd3;",
         "mul.lo.u32 %r1, gtid, 0x01000193;\nst.b32 [%rd2], %r1;",
-        _MEET,
+        MEET,
         "ld.b32 %r2, [%rd1];\nld.b32 %r3, [%rd2];\nmad.lo.u32 %r2, %r2, 31, %r3;",
         _ROW,
         "st.global.b32 [%rd9], %r2;",
-        _MEET,
+        MEET,
     ]
 
     def inputs() -> list[Arg]:
-        return [_zeros(4 * 32)]
+        return [zeros(4 * 32)]
 
     return Case(
         "cluster/generic",
@@ -164,27 +174,28 @@ def _generic() -> Case:
 def _remote_arrive() -> Case:
     """Every thread of every CTA stores to CTA 0 and arrives on its barrier; CTA 0 waits and reads."""
     body = [
-        _RANKS,
+        RANKS,
         thread0("mbarrier.init.shared::cta.b64 [smem], 128;\nfence.mbarrier_init.release.cluster;"),
-        _MEET,
+        MEET,
         "mapa.shared::cluster.u32 remote, smem, 0;\nmul.lo.u32 %r1, gtid, 2654435761;",
     ]
     for phase in range(3):
         body += [
-            f"mad.lo.u32 %r2, gtid, 4, remote;\nadd.u32 %r1, %r1, {phase};\nst.shared::cluster.u32 [%r2+{_TILE + 512 * phase}], %r1;",
+            f"mad.lo.u32 %r2, gtid, 4, remote;\nadd.u32 %r1, %r1, {phase};\n"
+            f"st.shared::cluster.u32 [%r2+{TILE + 512 * phase}], %r1;",
             "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];",
         ]
         body += [
             f"setp.ne.u32 %p1, rank, 0;\n@%p1 bra AFTER{phase};",
             mbarrier_wait("smem", phase % 2).replace("try_wait.parity.", "try_wait.parity.acquire.cluster."),
-            f"add.u64 %rd1, P0, {512 * phase};\nadd.u32 %r3, smem, {_TILE + 512 * phase};",
+            f"add.u64 %rd1, P0, {512 * phase};\nadd.u32 %r3, smem, {TILE + 512 * phase};",
             copy_out("%rd1", 128, 32, shared="%r3"),
             f"AFTER{phase}:",
-            _MEET,
+            MEET,
         ]
 
     def inputs() -> list[Arg]:
-        return [_zeros(3, 128)]
+        return [zeros(3, 128)]
 
     return Case(
         "cluster/remote_arrive",
@@ -194,62 +205,36 @@ def _remote_arrive() -> Case:
         (4, 1, 1),
         (32, 1, 1),
         (4, 1, 1),
-        _TILE + 1536,
-    )
-
-
-def _remote_expect() -> Case:
-    """Rank r arms the barrier of rank r + 1 from afar (arrive.expect_tx), which then fetches the bytes itself."""
-    body = [
-        _PEER,
-        thread0("mbarrier.init.shared::cta.b64 [smem], 1;\nfence.mbarrier_init.release.cluster;"),
-        _MEET,
-        thread0("mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64 _, [remote], 256;"),
-        f"mul.wide.u32 %rd1, cta, 256;\nadd.u64 %rd1, %rd1, P0;\nadd.u32 %r1, smem, {_TILE};",
-        thread0(
-            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r1], [%rd1], 256, [smem];"
-        ),
-        mbarrier_wait("smem", 0),
-        "mul.wide.u32 %rd1, cta, 256;\nadd.u64 %rd1, %rd1, P1;",
-        copy_out("%rd1", 64, 32, shared="%r1"),
-        _MEET,
-    ]
-
-    def inputs() -> list[Arg]:
-        return [Stream("remote_expect").u32(2, 64), _zeros(2, 64)]
-
-    return Case(
-        "cluster/remote_expect",
-        kernel("ptr ptr", "\n".join(body)),
-        inputs,
-        {1: ()},
-        (2, 1, 1),
-        (32, 1, 1),
-        (2, 1, 1),
-        _TILE + 256,
+        TILE + 1536,
     )
 
 
 def _atomics() -> Case:
     """Integer atomics of all CTAs on the shared memory of rank 0, in any order; exchange and compare-and-swap one by one."""
     body = [
-        _RANKS,
-        "mad.lo.u32 %r1, tid, 4, smem;\nst.shared.u32 [%r1], 0;\nst.shared.u32 [%r1+128], 1000;\nst.shared.u32 [%r1+256], tid;\nst.shared.u32 [%r1+384], 9;",
-        _MEET,
-        "mapa.shared::cluster.u32 remote, smem, 0;\nand.b32 %r2, tid, 7;\nmad.lo.u32 %r2, %r2, 4, remote;\nmad.lo.u32 %r3, gtid, 13, 7;",
+        RANKS,
+        "mad.lo.u32 %r1, tid, 4, smem;\nst.shared.u32 [%r1], 0;\n"
+        "st.shared.u32 [%r1+128], 1000;\nst.shared.u32 [%r1+256], tid;\n"
+        "st.shared.u32 [%r1+384], 9;",
+        MEET,
+        "mapa.shared::cluster.u32 remote, smem, 0;\nand.b32 %r2, tid, 7;\n"
+        "mad.lo.u32 %r2, %r2, 4, remote;\nmad.lo.u32 %r3, gtid, 13, 7;",
         "red.relaxed.cluster.shared::cluster.add.u32 [%r2], %r3;\nred.shared::cluster.max.u32 [%r2+32], %r3;",
-        "red.shared::cluster.xor.b32 [%r2+64], %r3;\natom.shared::cluster.min.u32 %r4, [%r2+128], %r3;\nred.shared::cluster.inc.u32 [%r2+96], 40;",
+        "red.shared::cluster.xor.b32 [%r2+64], %r3;\n"
+        "atom.shared::cluster.min.u32 %r4, [%r2+128], %r3;\n"
+        "red.shared::cluster.inc.u32 [%r2+96], 40;",
         "mad.lo.u32 %r5, tid, 4, remote;\nsetp.ne.u32 %p1, rank, 3;\n@%p1 bra SKIP;",
-        "atom.shared::cluster.cas.b32 %r6, [%r5+256], 5, %r3;\natom.shared::cluster.exch.b32 %r7, [%r5+384], %r3;",
+        "atom.shared::cluster.cas.b32 %r6, [%r5+256], 5, %r3;\n"
+        "atom.shared::cluster.exch.b32 %r7, [%r5+384], %r3;",
         "SKIP:",
-        _MEET,
+        MEET,
         "setp.ne.u32 %p1, rank, 0;\n@%p1 bra END;",
         copy_out("P0", 128, 32),
         "END:",
     ]
 
     def inputs() -> list[Arg]:
-        return [_zeros(4, 32)]
+        return [zeros(4, 32)]
 
     return Case(
         "cluster/atomics",
@@ -263,160 +248,10 @@ def _atomics() -> Case:
     )
 
 
-def _st_async() -> Iterator[Case]:
-    for width, regs in (
-        ("b32", "%r1"),
-        ("b64", "%rd2"),
-        ("v2.b32", "{%r1, %r2}"),
-        ("v4.b32", "{%r1, %r2, %r3, %r4}"),
-        ("v2.b64", "{%rd2, %rd3}"),
-    ):
-        size = 4 * regs.count("%r") if "b32" in width else 8 * regs.count("%rd")
-        body = [
-            _PEER,
-            thread0(
-                f"mbarrier.init.shared::cta.b64 [smem], 1;\nfence.mbarrier_init.release.cluster;\nmbarrier.arrive.expect_tx.shared::cta.b64 _, [smem], {32 * size};"
-            ),
-            _MEET,
-            "mad.lo.u32 %r1, gtid, 3, 1;\nmul.lo.u32 %r2, %r1, 17;\nmul.lo.u32 %r3, %r1, 257;\nmul.lo.u32 %r4, %r1, 65537;",
-            "mov.b64 %rd2, {%r1, %r2};\nmov.b64 %rd3, {%r3, %r4};",
-            f"mad.lo.u32 %r5, tid, {size}, remote;\nst.async.shared::cluster.mbarrier::complete_tx::bytes.{width} [%r5+{_TILE}], {regs}, [remote];",
-            mbarrier_wait("smem", 0),
-            f"mul.wide.u32 %rd1, cta, {32 * size};\nadd.u64 %rd1, %rd1, P0;\nadd.u32 %r6, smem, {_TILE};",
-            copy_out("%rd1", 8 * size, 32, shared="%r6"),
-            _MEET,
-        ]
-
-        def inputs(size: int = size) -> list[Arg]:
-            return [_zeros(2, 8 * size)]
-
-        yield Case(
-            f"cluster/st_async.{width}",
-            kernel("ptr", "\n".join(body)),
-            inputs,
-            {0: ()},
-            (2, 1, 1),
-            (32, 1, 1),
-            (2, 1, 1),
-            _TILE + 512,
-        )
-    for op, kind in (
-        ("add", "u32"),
-        ("min", "u32"),
-        ("max", "s32"),
-        ("xor", "b32"),
-        ("inc", "u32"),
-        ("add", "u64"),
-    ):
-        size = 8 if "64" in kind else 4
-        value = "%rd2" if size == 8 else "%r1"
-        body = [
-            _PEER,
-            thread0(
-                f"mbarrier.init.shared::cta.b64 [smem], 1;\nfence.mbarrier_init.release.cluster;\nmbarrier.arrive.expect_tx.shared::cta.b64 _, [smem], {32 * size};"
-            ),
-            f"mad.lo.u32 %r7, tid, 4, smem;\nmul.lo.u32 %r8, gtid, 0x01010101;\nst.shared.u32 [%r7+{_TILE}], %r8;",
-            f"st.shared.u32 [%r7+{_TILE + 128}], %r8;" if size == 8 else "",
-            "bar.sync 0;",
-            _MEET,
-            "mad.lo.u32 %r1, gtid, 77777777, 12345;\nmov.b64 %rd2, {%r1, %r1};",
-            f"mad.lo.u32 %r5, tid, {size}, remote;\nred.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.{op}.{kind} [%r5+{_TILE}], {value}, [remote];",
-            mbarrier_wait("smem", 0),
-            f"mul.wide.u32 %rd1, cta, {32 * size};\nadd.u64 %rd1, %rd1, P0;\nadd.u32 %r6, smem, {_TILE};",
-            copy_out("%rd1", 8 * size, 32, shared="%r6"),
-            _MEET,
-        ]
-
-        def inputs(size: int = size) -> list[Arg]:
-            return [_zeros(2, 8 * size)]
-
-        yield Case(
-            f"cluster/red_async.{op}.{kind}",
-            kernel("ptr", "\n".join(body)),
-            inputs,
-            {0: ()},
-            (2, 1, 1),
-            (32, 1, 1),
-            (2, 1, 1),
-            _TILE + 512,
-        )
-
-
-def _bulk_to_peer() -> Case:
-    """cp.async.bulk from own shared memory to the next CTA's, completing on the barrier there."""
-    words = 128
-    body = [
-        _PEER,
-        thread0(
-            f"mbarrier.init.shared::cta.b64 [smem], 1;\nfence.mbarrier_init.release.cluster;\nmbarrier.arrive.expect_tx.shared::cta.b64 _, [smem], {4 * words};"
-        ),
-        f"mul.wide.u32 %rd1, cta, {4 * words};\nadd.u64 %rd2, %rd1, P0;\nadd.u64 %rd3, %rd1, P1;\nadd.u32 %r1, smem, {_TILE};",
-        copy_in("%rd2", words, 32, shared="%r1"),
-        "fence.proxy.async.shared::cta;",
-        _MEET,
-        f"add.u32 %r2, remote, {_TILE + 4 * words};",
-        thread0(
-            f"cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%r2], [%r1], {4 * words}, [remote];"
-        ),
-        mbarrier_wait("smem", 0),
-        f"add.u32 %r3, %r1, {4 * words};",
-        copy_out("%rd3", words, 32, shared="%r3"),
-        _MEET,
-    ]
-
-    def inputs() -> list[Arg]:
-        return [Stream("bulk_to_peer").u32(4, words), _zeros(4, words)]
-
-    return Case(
-        "cluster/bulk_to_peer",
-        kernel("ptr ptr", "\n".join(body)),
-        inputs,
-        {1: ()},
-        (4, 1, 1),
-        (32, 1, 1),
-        (4, 1, 1),
-        _TILE + 8 * words,
-    )
-
-
-def _bulk_multicast() -> Case:
-    """cp.async.bulk.multicast: rank 1 of 4 loads, ranks 0, 1 and 3 receive."""
-    words, mask = 64, 0b1011
-    body = [
-        _RANKS,
-        f"add.u32 %r1, smem, {_TILE};\nmad.lo.u32 %r2, tid, 4, %r1;\nst.shared.u32 [%r2], 0;\nst.shared.u32 [%r2+128], 0;\nfence.proxy.async.shared::cta;",
-        f"mov.u32 %r3, {mask};\nshr.u32 %r3, %r3, rank;\nand.b32 %r3, %r3, 1;\nmul.lo.u32 %r3, %r3, {4 * words};",
-        thread0(
-            "mbarrier.init.shared::cta.b64 [smem], 1;\nfence.mbarrier_init.release.cluster;\nmbarrier.arrive.expect_tx.shared::cta.b64 _, [smem], %r3;"
-        ),
-        _MEET,
-        f"setp.ne.u32 %p1, rank, 1;\nsetp.ne.or.u32 %p1, tid, 0, %p1;\nmov.u16 %rs1, {mask};",
-        f"@!%p1 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%r1], [P0], {4 * words}, [smem], %rs1;",
-        mbarrier_wait("smem", 0),
-        f"mul.wide.u32 %rd1, cta, {4 * words};\nadd.u64 %rd1, %rd1, P1;",
-        copy_out("%rd1", words, 32, shared="%r1"),
-        _MEET,
-    ]
-
-    def inputs() -> list[Arg]:
-        return [Stream("bulk_multicast").u32(words), _zeros(4, words)]
-
-    return Case(
-        "cluster/bulk_multicast",
-        kernel("ptr ptr", "\n".join(body)),
-        inputs,
-        {1: ()},
-        (4, 1, 1),
-        (32, 1, 1),
-        (4, 1, 1),
-        _TILE + 4 * words,
-    )
-
-
 def _barrier_phases() -> Case:
     """barrier.cluster with split arrive and wait, relaxed arrivals and non-aligned forms, between dependent exchanges."""
     body = [
-        _PEER,
+        PEER,
         "mad.lo.u32 %r1, tid, 4, remote;\nmad.lo.u32 %r2, tid, 4, smem;\nmad.lo.u32 %r3, gtid, 5, 1;",
     ]
     forms = (
@@ -428,12 +263,13 @@ def _barrier_phases() -> Case:
     for i, (arrive, wait) in enumerate(forms):
         at = 128 * i
         body.append(
-            f"st.shared::cluster.u32 [%r1+{at}], %r3;\n{arrive}\nmul.lo.u32 %r3, %r3, 3;\n{wait}\nld.shared.u32 %r4, [%r2+{at}];\nmad.lo.u32 %r3, %r4, 7, %r3;"
+            f"st.shared::cluster.u32 [%r1+{at}], %r3;\n{arrive}\nmul.lo.u32 %r3, %r3, 3;\n{wait}\n"
+            f"ld.shared.u32 %r4, [%r2+{at}];\nmad.lo.u32 %r3, %r4, 7, %r3;"
         )
-    body += [_ROW, "st.global.u32 [%rd9], %r3;", _MEET]
+    body += [_ROW, "st.global.u32 [%rd9], %r3;", MEET]
 
     def inputs() -> list[Arg]:
-        return [_zeros(8 * 32)]
+        return [zeros(8 * 32)]
 
     return Case(
         "cluster/barrier_phases",
@@ -444,48 +280,4 @@ def _barrier_phases() -> Case:
         (32, 1, 1),
         (8, 1, 1),
         512,
-    )
-
-
-def _ring() -> Case:
-    """A token goes twice around four CTAs by st.async; each CTA changes it and passes it on."""
-    body = [
-        _PEER,
-        thread0(
-            "mbarrier.init.shared::cta.b64 [smem], 1;\nfence.mbarrier_init.release.cluster;\nmbarrier.arrive.expect_tx.shared::cta.b64 _, [smem], 4;"
-        ),
-        _MEET,
-        f"setp.ne.u32 %p1, tid, 0;\n@%p1 bra END;\nsetp.ne.u32 %p2, rank, 0;\n@%p2 bra TAKE;\nmov.u32 %r1, 12345;\n"
-        f"st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [remote+{_TILE}], %r1, [remote];",
-        "TAKE:",
-    ]
-    for lap in range(2):
-        body += [
-            mbarrier_wait("smem", lap % 2).replace("try_wait.parity.", "try_wait.parity.acquire.cluster."),
-            f"ld.shared.u32 %r1, [smem+{_TILE}];\nmad.lo.u32 %r1, %r1, 3, rank;\nmul.wide.u32 %rd1, cta, 8;\nadd.u64 %rd1, %rd1, P0;\nst.global.u32 [%rd1+{4 * lap}], %r1;",
-        ]
-        if lap == 0:
-            body.append("mbarrier.arrive.expect_tx.shared::cta.b64 _, [smem], 4;")
-            body.append(
-                f"st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [remote+{_TILE}], %r1, [remote];"
-            )
-        else:
-            body.append("setp.eq.u32 %p3, rank, 0;")
-            body.append(
-                f"@!%p3 st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [remote+{_TILE}], %r1, [remote];"
-            )
-    body += ["END:", "bar.warp.sync 0xffffffff;", _MEET]
-
-    def inputs() -> list[Arg]:
-        return [_zeros(4, 2)]
-
-    return Case(
-        "cluster/ring",
-        kernel("ptr", "\n".join(body)),
-        inputs,
-        {0: ()},
-        (4, 1, 1),
-        (32, 1, 1),
-        (4, 1, 1),
-        _TILE + 64,
     )

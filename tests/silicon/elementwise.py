@@ -46,7 +46,8 @@ def elementwise(
         bits = 8 * max(v.itemsize, 2)
         load = f"ld.global.b{8 * v.itemsize}" if v.itemsize > 1 else "ld.global.u8"
         lines.append(
-            f".reg .b{bits} {_NAMES[i]};\nmul.wide.u32 %rd0, gtid, {v.itemsize};\nadd.u64 %rd0, %rd0, P{i};\n{load} {_NAMES[i]}, [%rd0];"
+            f".reg .b{bits} {_NAMES[i]};\nmul.wide.u32 %rd0, gtid, {v.itemsize};\n"
+            f"add.u64 %rd0, %rd0, P{i};\n{load} {_NAMES[i]}, [%rd0];"
         )
     out = len(values)
     lines.append(

@@ -11,7 +11,19 @@ from .data import Stream, bf16_bits, bf16_value, f16_bits, f16_value, f32_bits
 
 __all__ = ["KINDS", "operands"]
 
-KINDS = ("normal", "wide", "close", "cancel", "powers", "order", "subnormal", "special", "overflow", "zeros", "ties")
+KINDS = (
+    "normal",
+    "wide",
+    "close",
+    "cancel",
+    "powers",
+    "order",
+    "subnormal",
+    "special",
+    "overflow",
+    "zeros",
+    "ties",
+)
 
 _Shape = tuple[int, int, int, int]
 

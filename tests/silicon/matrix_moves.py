@@ -32,7 +32,10 @@ def cases() -> Iterator[Case]:
 
 
 def _row_address() -> str:
-    return "mul.wide.u32 %rd0, tid, 4;\nadd.u64 %rd0, %rd0, P1;\nld.global.b32 %r8, [%rd0];\nadd.u32 %r8, %r8, smem;"
+    return (
+        "mul.wide.u32 %rd0, tid, 4;\nadd.u64 %rd0, %rd0, P1;\nld.global.b32 %r8, [%rd0];\n"
+        "add.u32 %r8, %r8, smem;"
+    )
 
 
 def _load(count: int, trans: str) -> Case:

@@ -11,12 +11,12 @@ from .fragments import pack_a, pack_b, pack_c16, pack_c32
 from .matmul_data import KINDS, operands
 from .ptx import kernel, registers
 
-__all__ = ["cases"]
+__all__ = ["cases", "load_registers"]
 
 _BATCH = 8
 
 
-def _load(prefix: str, start: int, count: int, pointer: str) -> str:
+def load_registers(prefix: str, start: int, count: int, pointer: str) -> str:
     """Registers ``start ...`` of this thread from ``pointer[gtid][count]``."""
     lines = [f"mul.wide.u32 %rd0, gtid, {4 * count};", f"add.u64 %rd0, %rd0, {pointer};"]
     lines += [f"ld.global.b32 {prefix}{start + i}, [%rd0+{4 * i}];" for i in range(count)]
@@ -29,9 +29,9 @@ def mma_ptx(k: int, fmt: str, acc: str) -> str:
     start = 0 if acc == "f32" else 10
     c = registers(prefix, rc, start)
     body = [
-        _load("%r", 0, ra, "P0"),
-        _load("%r", 4, rb, "P1"),
-        _load(prefix, start, rc, "P2"),
+        load_registers("%r", 0, ra, "P0"),
+        load_registers("%r", 4, rb, "P1"),
+        load_registers(prefix, start, rc, "P2"),
         f"mma.sync.aligned.m16n8k{k}.row.col.{acc}.{fmt}.{fmt}.{acc} {c}, {registers('%r', ra)}, {registers('%r', rb, 4)}, {c};",
         f"mul.wide.u32 %rd0, gtid, {4 * rc};\nadd.u64 %rd0, %rd0, P3;",
         *[f"st.global.b32 [%rd0+{4 * i}], {prefix}{start + i};" for i in range(rc)],

@@ -35,10 +35,12 @@ def kernel(params: str, body: str, *, header: str = "") -> str:
             header,
             f".visible .entry kernel({', '.join(declared)})",
             "{",
-            ".reg .pred %p<16>;\n.reg .b16 %rs<32>;\n.reg .b32 %r<80>;\n.reg .b64 %rd<40>;\n.reg .f32 %f<140>;\n.reg .f64 %fd<16>;",
+            ".reg .pred %p<16>;\n.reg .b16 %rs<32>;\n.reg .b32 %r<80>;\n.reg .b64 %rd<40>;\n"
+            ".reg .f32 %f<140>;\n.reg .f64 %fd<16>;",
             ".reg .b32 tid, lane, warp, cta, gtid, smem;",
             *loads,
-            "mov.u32 tid, %tid.x;\nmov.u32 cta, %ctaid.x;\nmov.u32 gtid, %ntid.x;\nmad.lo.u32 gtid, cta, gtid, tid;",
+            "mov.u32 tid, %tid.x;\nmov.u32 cta, %ctaid.x;\nmov.u32 gtid, %ntid.x;\n"
+            "mad.lo.u32 gtid, cta, gtid, tid;",
             "and.b32 lane, tid, 31;\nshr.u32 warp, tid, 5;\nmov.u32 smem, dynamic;",
             body,
             "ret;",

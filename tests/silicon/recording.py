@@ -35,7 +35,9 @@ class Recording:
             entries.append([name, self.fingerprints[name], [[a.dtype.str, list(a.shape)] for a in outputs]])
             for a in outputs:
                 raw.write(a.tobytes())
-        head = json.dumps({"device": self.device, "cases": entries, "faults": self.faults}, separators=(",", ":")).encode()
+        head = json.dumps(
+            {"device": self.device, "cases": entries, "faults": self.faults}, separators=(",", ":")
+        ).encode()
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(lzma.compress(head + b"\n" + raw.getvalue(), preset=9))
 

@@ -2,12 +2,44 @@
 
 from __future__ import annotations
 
-from . import arith, atomics, barriers, cluster, convert, faults, integer, matrix_moves, memory, mma, tma, warp, wgmma
+from . import (
+    arith,
+    atomics,
+    barriers,
+    cluster,
+    convert,
+    faults,
+    integer,
+    matrix_moves,
+    memory,
+    mma,
+    mma_other,
+    remote,
+    tma,
+    warp,
+    wgmma,
+)
 from .case import Case
 
 __all__ = ["all_cases"]
 
-_FAMILIES = (mma, wgmma, convert, matrix_moves, tma, barriers, cluster, atomics, arith, integer, warp, memory, faults)
+_FAMILIES = (
+    mma,
+    mma_other,
+    wgmma,
+    convert,
+    matrix_moves,
+    tma,
+    barriers,
+    cluster,
+    remote,
+    atomics,
+    arith,
+    integer,
+    warp,
+    memory,
+    faults,
+)
 
 
 def all_cases() -> dict[str, Case]:

@@ -19,7 +19,7 @@ from .ptx import copy_in, copy_out, kernel, mbarrier_wait, thread0
 __all__ = ["cases"]
 
 _SIZE = {"UINT8": 1, "UINT16": 2, "FLOAT16": 2, "BFLOAT16": 2, "UINT32": 4, "INT32": 4, "FLOAT32": 4, "FLOAT32_FTZ": 4,
-         "UINT64": 8, "INT64": 8, "FLOAT64": 8, "TFLOAT32": 4}  # fmt: skip
+         "UINT64": 8, "INT64": 8, "FLOAT64": 8, "TFLOAT32": 4, "TFLOAT32_FTZ": 4}  # fmt: skip
 _BARRIER = 0
 _TILE = 1024
 _THREADS = 64
@@ -113,7 +113,8 @@ def _narrow_case(name: str, spec: TensorMapSpec, coords: Sequence[int]) -> Case:
             f"[%r0], [T0, {_coordinates(coords)}], [smem];"
         ),
         mbarrier_wait("smem", 0).replace("trap;", ""),
-        "mbarrier.test_wait.parity.shared::cta.b64 %p1, [smem], 0;\nselp.u32 %r2, 1, 0, %p1;\nst.global.u32 [P2], %r2;",
+        "mbarrier.test_wait.parity.shared::cta.b64 %p1, [smem], 0;\n"
+        "selp.u32 %r2, 1, 0, %p1;\nst.global.u32 [P2], %r2;",
         "nanosleep.u32 100000;\nbar.sync 0;\nadd.u64 %rd1, P2, 4;",
         copy_out("%rd1", words, _THREADS, shared="%r0"),
     ]
@@ -132,7 +133,18 @@ def _narrow_case(name: str, spec: TensorMapSpec, coords: Sequence[int]) -> Case:
 
 
 def _content(name: str, spec: TensorMapSpec) -> Array:
-    return Stream(name).u32(_words(spec))
+    """Random words; among floats whose load converts them also subnormals and ties of the tf32 rounding."""
+    s = Stream(name)
+    words = s.u32(_words(spec))
+    if not spec.dtype.endswith(("FTZ", "TFLOAT32")):
+        return words
+    pick = s.integers(0, 4, len(words))
+    tie = (words & np.uint32(0xFFFFE000)) | np.uint32(0x1000)
+    special = s.choose(
+        np.array([0x7F800000, 0xFF800000, 0x7F800001, 0x7FFFFFFF, 0x7F7FFFFF, 0x80000000]), len(words)
+    )
+    words = np.where(pick == 1, words & np.uint32(0x807FFFFF), np.where(pick == 2, tie, words))
+    return np.where(s.unit(len(words)) < 0.1, special.astype(np.uint32), words)
 
 
 def _swizzles() -> Iterator[Case]:
@@ -183,7 +195,9 @@ def _bounds() -> Iterator[Case]:
         "load.3d.zero_fill", tensor(1, "UINT32", (8, 5, 4), (8, 3, 3)), [(-4, 3, -1), (4, -1, 3)]
     )
     yield _load_case(
-        "load.5d.zero_fill", tensor(1, "UINT16", (16, 3, 2, 2, 2), (16, 2, 2, 2, 2)), [(8, 2, 1, -1, 1), (-8, -1, 0, 1, 0)]
+        "load.5d.zero_fill",
+        tensor(1, "UINT16", (16, 3, 2, 2, 2), (16, 2, 2, 2, 2)),
+        [(8, 2, 1, -1, 1), (-8, -1, 0, 1, 0)],
     )
     yield _load_case(
         "load.2d.strided",
@@ -198,8 +212,10 @@ def _bounds() -> Iterator[Case]:
 
 
 def _types() -> Iterator[Case]:
-    for dtype in ("UINT8", "INT32", "UINT64", "INT64", "FLOAT64", "FLOAT32_FTZ", "TFLOAT32"):
-        yield _load_case(f"load.type.{dtype.lower()}", tensor(1, dtype, (40, 10), (16, 4)), [(16, 2), (32, 8)])
+    for dtype in ("UINT8", "INT32", "UINT64", "INT64", "FLOAT64", "FLOAT32_FTZ", "TFLOAT32", "TFLOAT32_FTZ"):
+        yield _load_case(
+            f"load.type.{dtype.lower()}", tensor(1, dtype, (40, 10), (16, 4)), [(16, 2), (32, 8)]
+        )
 
 
 def _multicasts() -> Iterator[Case]:
@@ -221,7 +237,8 @@ def _multicast(size: int, masks: Sequence[int]) -> Case:
     ]
     for rank in range(size):
         body.append(
-            f"setp.eq.u32 %p0, rank, {rank};\n@%p0 mov.u32 bytes, {received[rank]};\n@%p0 mov.u32 mask, {masks[rank]};"
+            f"setp.eq.u32 %p0, rank, {rank};\n@%p0 mov.u32 bytes, {received[rank]};\n"
+            f"@%p0 mov.u32 mask, {masks[rank]};"
         )
     body += [
         f"mov.u32 %r5, 0;\nadd.u32 %r0, smem, {_TILE};",
@@ -265,7 +282,8 @@ def _store_case(
         "fence.proxy.async.shared::cta;\nbar.sync 0;",
         thread0(
             "\n".join(
-                f"{what} [T0, {_coordinates(c)}], [%r0];\ncp.async.bulk.commit_group;\ncp.async.bulk.wait_group 0;"
+                f"{what} [T0, {_coordinates(c)}], [%r0];\ncp.async.bulk.commit_group;\n"
+                "cp.async.bulk.wait_group 0;"
                 for c in coords
             )
         ),
@@ -293,9 +311,10 @@ def _stores() -> Iterator[Case]:
     for swizzle in (0, 32, 64, 128):
         spec = tensor(2, "FLOAT16", (80, 20), ((swizzle or 64) // 2, 12), swizzle=swizzle)
         yield store(f"store.swizzle{swizzle}", spec, [(8, 3)])
-    yield store("store.1d", tensor(2, "UINT32", (100,), (32,)), [(4,), (88,), (-12,)])
-    yield store("store.2d.bounds", tensor(2, "UINT16", (40, 12), (16, 6)), [(32, 9), (-8, -2), (16, 2)])
-    yield store("store.3d.bounds", tensor(2, "UINT32", (8, 5, 4), (4, 3, 2)), [(-4, 3, 1), (4, -1, 3), (0, 2, 1)])
+    yield store("store.1d", tensor(2, "UINT32", (100,), (32,)), [(4,), (88,)])
+    yield store("store.2d.bounds", tensor(2, "UINT16", (40, 12), (16, 6)), [(32, 9), (16, 2)])
+    yield store("store.3d.bounds", tensor(2, "UINT32", (8, 5, 4), (4, 3, 2)), [(4, 3, 3), (0, 2, 1)])
+    yield store("store.2d.negative_row", tensor(2, "UINT16", (40, 12), (16, 6)), [(8, -2)])
     yield store("store.4d", tensor(2, "UINT16", (16, 3, 3, 3), (8, 2, 2, 2)), [(8, 1, 0, 1)])
     yield store("store.5d", tensor(2, "UINT32", (4, 3, 2, 2, 2), (4, 2, 2, 2, 1)), [(0, 1, 0, 0, 1)])
     yield store(

@@ -121,7 +121,8 @@ def wgmma_ptx(cfg: _Config) -> str:
     lines.append(f"mul.wide.u32 %rd0, gtid, {4 * count};\nadd.u64 P2, P2, %rd0;\nadd.u64 P3, P3, %rd0;")
     lines += [f"ld.global.b32 {prefix}{i}, [P2+{4 * i}];" for i in range(count)]
     lines.append(
-        f"fence.proxy.async.shared::cta;\nbar.sync 0;\nsetp.ne.u32 %p0, 1, {1 - cfg.scale_d};\nsetp.eq.u32 %p1, 1, 1;"
+        "fence.proxy.async.shared::cta;\nbar.sync 0;\n"
+        f"setp.ne.u32 %p0, 1, {1 - cfg.scale_d};\nsetp.eq.u32 %p1, 1, 1;"
     )
     steps = []
     for step in range(cfg.steps):
