@@ -31,7 +31,7 @@ class WideConfig:
     ``tokens``        columns of the tensor-core tile, a multiple of 8 from 8 to 256: the largest M it serves.
     ``tiles``         m64 tiles a warpgroup owns: 1, 2 or 4. Two tiles fold one while the other multiplies.
     ``warpgroups``    warpgroups of a CTA, side by side along N; they share the staged tokens.
-    ``stage_k``       k a stage covers: 64, 128 or 256.
+    ``stage_k``       k a stage covers: 64, 128, 256 or 512.
     ``slots``         stages of tokens and weights in the ring, more than ``lag``.
     ``split``         CTAs of a cluster, each with its range of K; sums meet in distributed shared memory.
     ``min_ctas``      CTAs per SM the register allocation must leave room for.
@@ -64,8 +64,8 @@ class WideConfig:
             raise ArgumentError("tiles", self.tiles, "1, 2 or 4")
         if self.warpgroups not in range(1, 9):
             raise ArgumentError("warpgroups", self.warpgroups, "1 to 8")
-        if self.stage_k not in (64, 128, 256):
-            raise ArgumentError("stage_k", self.stage_k, "64, 128 or 256")
+        if self.stage_k not in (64, 128, 256, 512):
+            raise ArgumentError("stage_k", self.stage_k, "64, 128, 256 or 512")
         if self.wgmma and self.tiles * self.stage_k < 128:
             raise ArgumentError(
                 "stage_k",

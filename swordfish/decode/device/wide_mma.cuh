@@ -47,7 +47,10 @@ struct Products {
     if (first) {
 #pragma unroll
       for (int i = 0; i < TILES; i++) {
-        sums.begin_segment(i, row);
+        if (IN_PLACE) {
+          sums.next_unit(i, load_row_pair(row, i));
+          sums.rescale(i);
+        }
         if (SF_ZEROS == SF_ZEROS_INTEGER) bias[i] = zero_bias(load_row_pair(zero_row, i));
       }
     }

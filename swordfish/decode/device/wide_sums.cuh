@@ -9,9 +9,10 @@
 #pragma once
 #include "wide_fragment.cuh"
 
-constexpr bool ONE_SET = SF_IN_PLACE || CHANNELWISE;
+constexpr bool IN_PLACE = SF_IN_PLACE && !CHANNELWISE;
+constexpr bool ONE_SET = IN_PLACE || CHANNELWISE;
 constexpr bool OFFSETS = SF_ZEROS == SF_ZEROS_OFFSET;  // scale * q + zero: needs the sums of the tokens, too
-static_assert(!(SF_IN_PLACE && OFFSETS && !CHANNELWISE), "offsets are added to totals in plain units");
+static_assert(!(IN_PLACE && OFFSETS), "offsets are added to totals in plain units");
 
 constexpr float UNIT_FLOOR = SF_BF16 ? 8.27e-25f : 8.67e-19f;  // 2^-80, 2^-60: far below any scale in use but zero
 
@@ -27,7 +28,7 @@ struct Sums {
   float total[TILES][TOKENS / 2];
   float part[TILES][TOKENS / 2];  // two sets: of the running segment
   float tokens[TOKENS / 2];       // offsets: sums of the tokens themselves, in UNIT
-  float unit[TILES][2];  // in place: of rows c and 8 + c
+  float unit[TILES][2], ratio[TILES][2];  // in place: of rows c and 8 + c
 
   SF_DEVICE Sums() {
 #pragma unroll
@@ -48,16 +49,20 @@ struct Sums {
     else return part[i];
   }
 
-  // Before the first product of a segment; row is the address of its scales. In place only.
-  SF_DEVICE void begin_segment(int i, u32 row) {
-    if constexpr (SF_IN_PLACE && !CHANNELWISE) {
-      const RowPair scale = load_row_pair(row, i);
+  // Before the first product of a segment. In place only. The ratios can be known before the sums are at rest.
+  SF_DEVICE void next_unit(int i, RowPair scale) {
+    if constexpr (IN_PLACE) {
       const float low = unit_of(low_to_float(scale.low)), high = unit_of(low_to_float(scale.high));
-      const float low_ratio = unit[i][0] * approximate_reciprocal(low), high_ratio = unit[i][1] * approximate_reciprocal(high);
+      ratio[i][0] = unit[i][0] * approximate_reciprocal(low);
+      ratio[i][1] = unit[i][1] * approximate_reciprocal(high);
       unit[i][0] = low;
       unit[i][1] = high;
+    }
+  }
+  SF_DEVICE void rescale(int i) {
+    if constexpr (IN_PLACE) {
 #pragma unroll
-      for (int e = 0; e < TOKENS / 2; e++) total[i][e] *= e & 2 ? high_ratio : low_ratio;
+      for (int e = 0; e < TOKENS / 2; e++) total[i][e] *= ratio[i][e / 2 % 2];
     }
   }
 

@@ -21,7 +21,7 @@ struct Products {
   u32 fragment[2][STEPS][4];
   u32 words[2][STEPS][TILES * LANE_WORDS];
   RowBias bias[TILES];
-  RowPair scale[TILES], zero[TILES];
+  RowPair scale[TILES], zero[TILES], unit[TILES];
   u32 words_at, row_at;  // of the lane, in slot 0: words, first row of scales
 
   SF_DEVICE Products(const Place& p, u32 shared) {
@@ -40,7 +40,10 @@ struct Products {
     }
     load_words(0, slot);
     dequantise(0, slot);
-    begin_segments(slot);
+    load_units(slot);
+#pragma unroll
+    for (int tile = 0; tile < TILES; tile++) sums.next_unit(tile, unit[tile]);
+    // All totals are zero: nothing to rescale.
   }
 
   // One stage. On entry its first batch is dequantised and nothing is in flight; on exit the same holds for the next stage. `refill` runs
@@ -48,6 +51,7 @@ struct Products {
   template <class Refill, class Ready, class Release>
   SF_DEVICE void stage(int slot, int next_slot, u32 slot_at, Refill refill, Ready ready, Release release) {
     const u64 tokens = wgmma_descriptor(slot_at);
+    bool more = false;
 #pragma unroll
     for (int batch = 0; batch < BATCHES; batch++) {
       const int depth = batch / TILES, tile = batch % TILES;
@@ -58,7 +62,17 @@ struct Products {
         wgmma_wait<0>();
         end_segments(depth - 1);
       }
-      if (depth > 0) begin_segment(batch, slot);
+      if (IN_PLACE && depth > 0 && begins(depth)) {
+        sums.next_unit(tile, load_row_pair(row_of(depth, slot), tile));
+        sums.rescale(tile);
+      }
+      if (batch == BATCHES - 1) {
+        more = ready();
+        if (more) {
+          load_words(0, next_slot);
+          load_units(next_slot);
+        }
+      }
       multiply(batch, tokens);
       load_scale(batch, slot);
       if (tile == 0 && depth + 1 < DEPTHS) load_words(depth + 1, slot);
@@ -66,14 +80,21 @@ struct Products {
     }
     wgmma_wait<1>();
     if (!DRAIN) end_segment(BATCHES - 2);
-    const bool more = ready();
-    if (more) load_words(0, next_slot);
     dequantise(0, next_slot);
+    if (more) {
+#pragma unroll
+      for (int tile = 0; tile < TILES; tile++) sums.next_unit(tile, unit[tile]);
+    }
+    wgmma_fence();  // keeps the compiler from moving this work behind the wait
     wgmma_wait<0>();
     release();
     if (DRAIN) end_segments(DEPTHS - 1);
     if (!DRAIN) end_segment(BATCHES - 1);
-    if (more) begin_segments(next_slot);
+    // Totals that no product of a stage has touched yet cannot change once one is in flight: all tiles change here.
+    if (more) {
+#pragma unroll
+      for (int tile = 0; tile < TILES; tile++) sums.rescale(tile);
+    }
   }
 
  private:
@@ -108,14 +129,10 @@ struct Products {
     wgmma_commit();
   }
 
-  SF_DEVICE void begin_segment(int batch, int slot) {
-    if (begins(batch / TILES)) sums.begin_segment(batch % TILES, row_of(batch / TILES, slot));
-  }
-
-  // Of a stage, for all tiles: totals that no product of this stage has touched yet cannot change once one is in flight.
-  SF_DEVICE void begin_segments(int slot) {
+  SF_DEVICE void load_units(int slot) {
+    if (!IN_PLACE) return;
 #pragma unroll
-    for (int tile = 0; tile < TILES; tile++) begin_segment(tile, slot);
+    for (int tile = 0; tile < TILES; tile++) unit[tile] = load_row_pair(row_of(0, slot), tile);
   }
 
   // Scales are loaded long before they are needed, while products run.
