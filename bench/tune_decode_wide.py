@@ -30,6 +30,8 @@ from swordfish.runtime.device import DeviceProps
 from swordfish.scheme import Scheme
 
 BUCKETS = (16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256)
+GPCS = (18, 18, 18, 18, 18, 16, 16, 10)
+"""SMs of each GPC, inferred from how many clusters of 2, 4 and 8 CTAs an H200 runs at one CTA per SM (66, 30, 15)."""
 PATIENCE = 8.0
 START = 60.0
 
@@ -51,6 +53,11 @@ def registers_needed(config: WideConfig) -> int:
     return sets * config.tiles * config.tokens // 2 + 32 + 8 * config.tiles + 22
 
 
+def clusters_that_fit(split: int, ctas: int) -> int:
+    """Clusters that run at the same time: each lies in one of the GPCs, which have unequal numbers of SMs."""
+    return sum(sms * ctas // split for sms in GPCS)
+
+
 def estimate(config: WideConfig, k: int, n: int, bits: int, sms: int) -> float:
     """Microseconds by a crude model: the slowest of DRAM, L2 and tensor cores, the last with uneven CTAs."""
     tiles = -(-n // config.columns)
@@ -58,7 +65,7 @@ def estimate(config: WideConfig, k: int, n: int, bits: int, sms: int) -> float:
     weights = k * n * bits / 8
     dram = weights / 4.2e6
     l2 = (weights + tiles * config.tokens * k * 2) / 6.0e6
-    uneven = math.ceil(ctas / sms) * sms / ctas
+    uneven = max(1.0, math.ceil(ctas / sms) * sms / ctas)
     tensor = uneven * (n / 64) * (k / 16) / sms * max(14, config.tokens / 2) / 1600
     return (
         max(dram, l2, tensor)
@@ -71,46 +78,40 @@ def candidates(scheme: Scheme, m: int, k: int, n: int, props: DeviceProps, wgmma
     """Configurations worth timing: for every cut of the machine its most promising splits, then variants."""
     tokens = next(b for b in BUCKETS if b >= m)
     ranked: list[tuple[float, WideConfig]] = []
-    for tiles, groups, ctas, in_place in itertools.product(
-        (1, 2, 4), (1, 2, 3, 4, 5), (1, 2, 3, 4), (False, True)
-    ):
+    cuts = itertools.product((1, 2, 4), (1, 2, 3, 4, 5), (1, 2, 3, 4, 5), (False, True), (128, 256))
+    for tiles, groups, ctas, in_place, stage_k in cuts:
         if groups * ctas not in (2, 3, 4, 5, 6) or tiles * groups > 4 + (groups == 5):
             continue
         if in_place and (tokens < 32 or scheme.zeros == "offset"):
             continue
         found = []
-        for split, stage_k in itertools.product(range(1, 9), (128, 256)):
-            config = WideConfig(tokens, tiles, groups, stage_k, 2, split, ctas, False, wgmma, in_place)
+        for split in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12):
+            config = WideConfig(tokens, tiles, groups, stage_k, 2, split, ctas, False, wgmma, in_place, 1)
             if registers_needed(config) > config.registers:
                 continue
-            grid = -(-n // config.columns) * split
-            # A CTA finds its SM by itself only if the machine is just large enough: spare room is filled unevenly.
-            waves = grid / (props.sm_count * ctas)
-            if waves < 0.6 or (waves > 1 and split > 1) or waves > 4:
+            columns = -(-n // config.columns)
+            if columns > (clusters_that_fit(split, ctas) if split > 1 else 4 * props.sm_count * ctas):
+                continue
+            if columns * split < 0.35 * props.sm_count * ctas:
                 continue
             room = min(props.smem_per_cta, props.smem_per_sm // ctas - props.smem_reserved)
-            fits = None
-            for overlay, slots in itertools.product((False, True), (10, 8, 7, 6, 5, 4, 3)):
+            for overlay, slots in itertools.product((False, True), (10, 8, 7, 6, 5, 4, 3, 2)):
                 fits = replace(config, slots=slots, overlay=overlay)
-                if fits.shared_bytes(scheme) <= room:
+                if slots * stage_k >= 384 + 128 * (not overlay) and fits.shared_bytes(scheme) <= room:
                     break
-                fits = None
-            if fits is None:
+            else:
                 continue
             try:
                 fits.check(scheme, k, n, props)
             except ArgumentError:
                 continue
-            found.append(
-                (estimate(fits, k, n, scheme.bits, props.sm_count) * (1.03 if stage_k == 256 else 1.0), fits)
-            )
+            found.append((estimate(fits, k, n, scheme.bits, props.sm_count), fits))
         found.sort(key=lambda item: item[0])
         for rank, (cost, config) in enumerate(found):
-            for penalty, refill, lag in ((0.0, 1, 1), (0.04, 1, 2), (0.06, 0, 1)):
-                if lag < config.slots:
-                    ranked.append(
-                        (cost * (1 + 0.05 * rank + penalty), replace(config, refill_batch=refill, lag=lag))
-                    )
+            ranked.append((cost * (1 + 0.06 * rank), config))
+            ranked.append((cost * (1.1 + 0.06 * rank), replace(config, refill_batch=0)))
+            if config.slots > 2:
+                ranked.append((cost * (1.15 + 0.06 * rank), replace(config, lag=2)))
     ranked.sort(key=lambda item: item[0])
     return [config for _, config in ranked]
 
