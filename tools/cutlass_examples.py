@@ -17,7 +17,6 @@ import os
 import runpy
 import subprocess
 import sys
-import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -135,6 +134,7 @@ def pretend_cuda(clusters: int) -> Iterator[None]:
     """Replace what the examples' host code asks of CUDA, of TVM-FFI and of the machine's size."""
     import cuda.bindings.driver as driver
     import cutlass.cute as cute
+    import cutlass.cute.testing as testing
     import cutlass.utils as utils
     from cutlass.cute import runtime
 
@@ -158,15 +158,31 @@ def pretend_cuda(clusters: int) -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         patch = lambda *a: stack.enter_context(mock.patch.object(*a))  # noqa: E731
-        for name, value in (("is_available", lambda: True), ("synchronize", lambda *_: None), ("Stream", Stream), ("Event", Stream),
-                            ("current_stream", Stream), ("default_stream", Stream), ("current_device", lambda: 0),
-                            ("get_device_capability", lambda *_: (10, 0)), ("device_count", lambda: 1),
-                            ("empty_cache", lambda: None), ("set_device", lambda *_: None),
-                            ("get_device_name", lambda *_: "emulated")):  # fmt: skip
+        for name, value in (
+            ("is_available", lambda: True),
+            ("synchronize", lambda *_: None),
+            ("Stream", Stream),
+            ("Event", Stream),
+            ("current_stream", Stream),
+            ("default_stream", Stream),
+            ("current_device", lambda: 0),
+            ("get_device_capability", lambda *_: (10, 0)),
+            ("device_count", lambda: 1),
+            ("empty_cache", lambda: None),
+            ("set_device", lambda *_: None),
+            ("get_device_name", lambda *_: "emulated"),
+        ):
             patch(torch.cuda, name, value)
-        for name, value in (("cuInit", lambda _: (done,)), ("cuDeviceGetCount", lambda: (done, 1)), ("cuDeviceGet", lambda _: (done, 0)),
-                            ("cuDeviceGetAttribute", lambda *_: (done, 0)), ("cuDriverGetVersion", lambda: (done, 13000))):  # fmt: skip
+        for name, value in (
+            ("cuInit", lambda _: (done,)),
+            ("cuDeviceGetCount", lambda: (done, 1)),
+            ("cuDeviceGet", lambda _: (done, 0)),
+            ("cuDeviceGetAttribute", lambda *_: (done, 0)),
+            ("cuDriverGetVersion", lambda: (done, 13000)),
+            ("cuCtxGetCurrent", lambda: (done, driver.CUcontext(1))),
+        ):
             patch(driver, name, value)
+        patch(testing, "benchmark", lambda *_, **__: 1.0)  # nothing here can be timed
         patch(utils.HardwareInfo, "get_max_active_clusters", lambda *_, **__: clusters)
         patch(type(cute.compile), "__call__", compile_)
         patch(cute, "sym_int64", cute.sym_int)  # without TVM-FFI, dynamic layouts have 32-bit shapes

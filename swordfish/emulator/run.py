@@ -89,6 +89,7 @@ def run(
     seed: int = 0,
     policy: str = "mixed",
     checks: bool = True,
+    tcgen05_fences: bool = False,
     warp_policy: str = "random",
     regions: Sequence[Any] = (),
 ) -> Report:
@@ -97,7 +98,8 @@ def run(
     ``args`` follow the kernel's parameters (see :func:`swordfish.emulator.arguments.marshal`); ``launch`` has ``grid``
     (in CTAs), ``block``, ``cluster`` and ``shared_bytes`` (dynamic). ``arch`` is a full name such as ``sm_90a``. The same
     ``seed``, ``policy`` and ``warp_policy`` give the same schedule. ``regions`` lists tensors that the kernel reaches by
-    addresses inside opaque arguments.
+    addresses inside opaque arguments. ``tcgen05_fences`` also reports missing tcgen05 fences around tensor memory, which
+    the ISA asks for and working kernels often leave out.
 
     Raises ``UnknownInstructionError`` for an instruction that the emulator does not know, ``EmulatorError`` for PTX that
     cannot be read, ``ArgumentError`` for arguments that do not fit. Defects of the kernel do not raise: they are
@@ -123,7 +125,7 @@ def run(
         params = np.frombuffer(bytes(held.params) or b"\0", np.uint8)
         number = int(re.sub(r"\D", "", arch))
         lib.sf_launch(core, *(v.ctypes.data for v in sizes), int(launch.shared_bytes), number, POLICIES.index(policy),
-                      WARP_POLICIES.index(warp_policy), int(checks), seed & (1 << 64) - 1, LIVELOCK_STEPS, params.ctypes.data,
+                      WARP_POLICIES.index(warp_policy), int(checks) | 2 * int(checks and tcgen05_fences), seed & (1 << 64) - 1, LIVELOCK_STEPS, params.ctypes.data,
                       len(held.params))  # fmt: skip
         lib.sf_run(core)
         results = json.loads(lib.sf_results(core).decode())

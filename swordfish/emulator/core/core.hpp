@@ -72,12 +72,9 @@ struct Actor {
 
 enum Access : uint8_t { READ = 0, WRITE = 1, ATOMIC = 2, STRONG_READ = 3, STRONG_WRITE = 4 };
 
-struct ReadMark { uint32_t clk; int32_t pc; uint16_t agent; uint8_t bytes, flags; };
-struct Cell {                          // shadow of four bytes of shared memory
-  uint32_t w_clk; int32_t w_pc; uint16_t w_agent; uint8_t w_bytes, w_flags;  // flags: 1 strong, 2 async proxy
-  uint8_t init, n_reads, pad[2];
-  ReadMark r[3];
-};
+// An access to some bytes of a 16-byte cell of shared memory. flags: 1 strong, 2 asynchronous proxy
+struct Mark { uint32_t clk; uint32_t pc : 24, flags : 8; uint16_t agent, bytes; };
+struct alignas(64) Cell { uint16_t init; uint8_t n_writes, n_reads; Mark w[2], r[3]; };
 
 struct Mbarrier {
   bool live = false, fenced = false;   // fenced: the init was made visible to the asynchronous proxy
@@ -288,6 +285,8 @@ std::string hex(uint64_t v);
 // Hooks for what lives in other files and may be absent for an architecture.
 using TensorMapDecoder = bool (*)(const uint8_t* bytes128, TensorMapInfo& out);
 extern TensorMapDecoder hardware_tensor_map;          // the 64-byte form that CuTe's make_tiled_tma_atom writes
+using RowHook = void (*)(Machine&, Warp&, int32_t row);
+extern RowHook row_used;                              // a row kept busy by a finished tcgen05.ld is used for the first time
 using CtaHook = void (*)(Machine&, Cta&);
 void on_cta_exit(CtaHook hook);                       // e.g. tensor memory that was not freed
 const std::vector<CtaHook>& cta_exit_hooks();

@@ -79,7 +79,7 @@ void Machine::run_cluster(int index) {
     for (int d = 0; d < 3; ++d) cta->id[d] = base[d] + in[d];
     cta->linear = cta->id[0] + grid[0] * (cta->id[1] + grid[1] * cta->id[2]);
     cta->smem.assign(size_t(smem_bytes), 0xff);   // NaN in every floating type
-    cta->shadow.assign(checks ? size_t(smem_bytes + 3) / 4 : 0, Cell{});
+    cta->shadow.assign(checks ? size_t(smem_bytes + 15) / 16 : 0, Cell{});
     for (auto& b : cta->bar) b.arriving.init(n_agents), b.done.init(n_agents);
     for (int k = 0; k < warps; ++k) {
       auto w = std::make_unique<Warp>();

@@ -6,6 +6,8 @@
 
 namespace sf {
 
+RowHook row_used = nullptr;
+
 static uint64_t delay(Machine& m) {
   switch (m.policy) {
     case Policy::Eager: return 0;
@@ -98,7 +100,8 @@ void Machine::force_row(Warp& w, int32_t row) {
         break;
       }
     if (!op) {
-      w.busy[row] = 0;
+      if (row_used) row_used(*this, w, row);
+      w.n_busy -= w.busy[row], w.busy[row] = 0;
       return;
     }
     if (op->channel >= 0) {

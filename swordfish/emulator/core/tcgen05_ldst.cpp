@@ -53,7 +53,7 @@ SF_OP("tcgen05.ld") {   // operands: registers, address; m: shape, repeats, pack
   int rects = 0;
   if (!rectangle(c, i, addr, a, rect, &rects)) return Flow::Next;
   TcgenWarp& t = tcgen(c.w);
-  if (wait_done(t.loads)) t.loads = std::make_shared<Group>(), t.loads->clk.init(c.m.n_agents);
+  if (!t.loads) t.loads = std::make_shared<Group>(), t.loads->clk.init(c.m.n_agents);
   const Insn* insn = &i;
   const Mask mask = c.mask;
   const TmemRect r0 = rect[0], r1 = rect[1];
@@ -75,8 +75,14 @@ SF_OP("tcgen05.ld") {   // operands: registers, address; m: shape, repeats, pack
   });
   *know = tmem_knowledge(c, op);
   op.group = t.loads, ++t.loads->open;
-  for (int r = 0; r < regs; ++r)
-    if (i.o[r] >= 0) op.rows.push_back(i.o[r] / 128), ++c.w.busy[i.o[r] / 128], ++c.w.n_busy;
+  auto load = std::make_shared<TmemLoad>();
+  load->clk = op.clk;
+  for (int r = 0; r < regs; ++r) {
+    const int32_t row = i.o[r] / 128;
+    op.rows.push_back(row), load->rows.push_back(row);
+    c.w.busy[row] += 2, c.w.n_busy += 2;   // once until it executes, once until somebody sees it
+    t.unseen[row] = load;
+  }
   return Flow::Next;
 }
 
@@ -91,7 +97,7 @@ SF_OP("tcgen05.st") {   // operands: registers, address; m: shape, repeats, unpa
   std::vector<uint32_t> values(size_t(regs) * LANES);
   for (int r = 0; r < regs; ++r) std::memcpy(&values[size_t(r) * LANES], c.row(i.o[r]), 4 * LANES);
   TcgenWarp& t = tcgen(c.w);
-  if (wait_done(t.stores)) t.stores = std::make_shared<Group>(), t.stores->clk.init(c.m.n_agents);
+  if (!t.stores) t.stores = std::make_shared<Group>(), t.stores->clk.init(c.m.n_agents);
   const Mask mask = c.mask;
   const TmemRect r0 = rect[0], r1 = rect[1];
   auto know = std::make_shared<std::shared_ptr<Clock>>();
@@ -122,16 +128,36 @@ static GroupRef& waited(Ctx& c, const Insn& i) {
   TcgenWarp& t = tcgen(c.w);
   return i.m[0] ? t.stores : t.loads;
 }
-static void publish(Ctx& c, GroupRef& g) {
+// The warp knows that operations are over.
+static void finished(Machine& m, Warp& w, const Clock& clk) {
+  tcgen(w).pending.join(clk);
+  if (!m.tcgen05_fences) w.clock.join(clk);
+}
+static void seen(Warp& w, TmemLoad& load) {
+  for (int32_t row : load.rows) --w.busy[row], --w.n_busy, tcgen(w).unseen.erase(row);
+  load.rows.clear();
+}
+// The compiler may leave tcgen05.wait::ld to ptxas, which puts it before the first use of a loaded register.
+static void first_use(Machine& m, Warp& w, int32_t row) {
+  auto& unseen = tcgen(w).unseen;
+  const auto it = unseen.find(row);
+  if (it == unseen.end()) return;
+  const auto load = it->second;
+  seen(w, *load);
+  finished(m, w, load->clk);
+}
+static const bool hooked = (row_used = first_use, true);
+
+static void publish(Ctx& c, const Insn& i, GroupRef& g) {
   if (!g) return;
-  tcgen(c.w).pending.join(g->clk);
-  if (!c.m.tcgen05_fences) c.w.clock.join(g->clk);
+  if (!i.m[0]) while (!tcgen(c.w).unseen.empty()) seen(c.w, *std::shared_ptr<TmemLoad>(tcgen(c.w).unseen.begin()->second));
+  finished(c.m, c.w, g->clk);
   g.reset();
 }
 static bool wait_poll(Ctx& c, const Insn& i) {
   GroupRef& g = waited(c, i);
   if (!wait_done(g)) return false;
-  publish(c, g);
+  publish(c, i, g);
   return true;
 }
 static std::string wait_describe(Ctx& c, const Insn& i) {

@@ -17,6 +17,7 @@ static bool decode(const uint8_t* p, TensorMapInfo& t) {
   static const struct { int bits; bool is_float; } TYPES[12] = {
       {8, false}, {16, false}, {32, false}, {32, false}, {64, false}, {64, false}, {16, true}, {32, true},
       {32, true}, {64, true}, {16, true}, {4, false}};
+  static const int DTYPES[12] = {0, 1, 2, 3, 4, 5, 6, 8, 9, 12, 7, 13};   // the same as ELEMENT_BITS of tensormap.py numbers them
   const uint32_t flags = word(p, 2);
   const bool driver = (flags & 0xf) == 0 && word(p, 16) != 0;   // word 16: bytes of a box
   if ((flags & 0xf) != 2 && !driver) return false;

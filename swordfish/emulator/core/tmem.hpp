@@ -37,9 +37,11 @@ void tmem_poison(Tmem& t, int col, int cols);
 
 // The clock of what one thread's tcgen05.mma, cp, shift and commit have done so far; these execute in order.
 struct Pipe { Clock done; bool used = false; };
+struct TmemLoad { Clock clk; std::vector<int32_t> rows; };   // a tcgen05.ld whose registers nobody has used yet
 struct TcgenWarp {
   std::array<Pipe, LANES> pipe;
   GroupRef loads, stores;              // tcgen05.ld and st in flight
+  std::unordered_map<int32_t, std::shared_ptr<TmemLoad>> unseen;   // by register row
   Clock pending;                       // ld and st that a wait has seen finish; published at once, or by fence::before_thread_sync
   Clock seen;                          // what the warp knew at its last fence::after_thread_sync
 };
