@@ -86,8 +86,9 @@ def _on_cpu(console: Console, x: torch.Tensor, weight: PackedWeight) -> bool:
     good = _report(console, "sf.mm, reference", mm(x, weight), x, weight)
     part = weight.shard("n", 0, _shards(weight.shape[1]))  # a part of the columns is enough to see it work
     try:
+        console.print("making the emulator ready (some tens of seconds the first time) ...")
         start = time.perf_counter()
-        native.build()  # the emulator's C++ core: some tens of seconds the first time, then cached
+        native.build()
         built = time.perf_counter()
         with emulate("sm_90a"):
             y = mm(x, part)
@@ -95,7 +96,8 @@ def _on_cpu(console: Console, x: torch.Tensor, weight: PackedWeight) -> bool:
         console.print(f"the emulator is not available: {error}", markup=False)
         return good
     what = f"sf.mm, emulated sm_90a, N={part.shape[1]}"
-    took = f" ({time.perf_counter() - built:.1f} s; making the emulator ready took {built - start:.1f} s)"
+    ran, made = time.perf_counter() - built, built - start
+    took = f"\n    in {ran:.1f} s, after {made:.1f} s to make the emulator ready"
     return _report(console, what, y, x, part, took) and good
 
 
