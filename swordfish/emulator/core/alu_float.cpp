@@ -6,6 +6,7 @@
 #include <cfenv>
 #include <cmath>
 
+#include "half.hpp"
 #include "lanes.hpp"
 
 namespace sf {
@@ -160,7 +161,6 @@ struct Brain {
   static uint32_t store(double v) { return encode(v, BF16, RN); }
   static constexpr uint32_t one = 0x3f80;
 };
-enum { OP_ADD, OP_SUB, OP_MUL, OP_FMA, OP_MIN, OP_MAX, OP_NEG, OP_ABS, OP_EX2, OP_TANH };
 
 // m[0]: operation; m[1]: ftz; m[2]: sat; m[3]: relu; m[4]: NaN propagates; m[5]: packed
 template <class H> static uint32_t half_op(const Insn& i, uint32_t ab, uint32_t bb, uint32_t eb) {
@@ -190,11 +190,10 @@ template <class H> static uint32_t half_op(const Insn& i, uint32_t ab, uint32_t 
   if (small(v)) v &= 0x8000;
   return v;
 }
-// bf16 fused multiply-add and its relatives by float arithmetic, vectorised: the float result is rounded to odd, so that
-// the rounding to bf16 is the only one. Used where every operand and result is normal or zero and finite.
 template <class H> static Flow half(Ctx& c, const Insn& i) {
   uint32_t* d = c.r32(i.o[0]);
   const uint32_t *a = c.r32(i.o[1]), *b = i.n > 2 ? c.r32(i.o[2]) : a, *e = i.n > 3 ? c.r32(i.o[3]) : a;
+  if (c.mask == FULL && i.m[0] <= OP_FMA && !i.m[1] && !i.m[2] && !i.m[3] && half_fast(std::is_same<H, Brain>::value, i.m[0], i.m[5], a, b, e, d)) return Flow::Next;
   each_lane(c.mask, [&](int l) {
     const uint32_t x = a[l], y = b[l], z = e[l];
     uint32_t r = half_op<H>(i, x, y, z);

@@ -152,20 +152,23 @@ static const bool registered = [] {
   return true;
 }();
 
-static uint32_t lop3(uint32_t a, uint32_t b, uint32_t e, int lut) {
-  uint32_t r = 0;
-  for (int k = 0; k < 8; ++k)
-    if (lut >> k & 1) r |= (k & 4 ? a : ~a) & (k & 2 ? b : ~b) & (k & 1 ? e : ~e);
-  return r;
-}
+struct Lut {   // bit k of the table as a mask of all bits: k = 4a + 2b + e
+  uint32_t m[8];
+  explicit Lut(int lut) { for (int k = 0; k < 8; ++k) m[k] = lut >> k & 1 ? ~0u : 0; }
+  uint32_t operator()(uint32_t a, uint32_t b, uint32_t e) const {
+    const uint32_t lo = (((m[0] & ~e) | (m[1] & e)) & ~b) | (((m[2] & ~e) | (m[3] & e)) & b);
+    const uint32_t hi = (((m[4] & ~e) | (m[5] & e)) & ~b) | (((m[6] & ~e) | (m[7] & e)) & b);
+    return (lo & ~a) | (hi & a);
+  }
+};
 SF_OP("lop3") {   // m[0]: table
-  const int lut = i.m[0];
-  return map3<uint32_t, uint32_t, uint32_t, uint32_t>(c, i, [lut](uint32_t a, uint32_t b, uint32_t e) { return lop3(a, b, e, lut); });
+  const Lut lut(i.m[0]);
+  return map3<uint32_t, uint32_t, uint32_t, uint32_t>(c, i, [lut](uint32_t a, uint32_t b, uint32_t e) { return lut(a, b, e); });
 }
 SF_OP("lop3.p") {   // o: d, p, a, b, e, q; m[1]: 1 and, 2 or
   Mask r = 0;
   each_lane(c.mask, [&](int l) {
-    const uint32_t v = lop3(c.r32(i.o[2])[l], c.r32(i.o[3])[l], c.r32(i.o[4])[l], i.m[0]);
+    const uint32_t v = Lut(i.m[0])(c.r32(i.o[2])[l], c.r32(i.o[3])[l], c.r32(i.o[4])[l]);
     c.r32(i.o[0])[l] = v;
     r |= Mask(v != 0) << l;
   });

@@ -7,11 +7,7 @@
 
 namespace sf {
 
-static GroupRef new_group(const Machine& m) {
-  auto g = std::make_shared<Group>();
-  g->clk.init(m.n_agents);
-  return g;
-}
+static GroupRef new_group() { return std::make_shared<Group>(); }
 
 // ---- cp.async ----------------------------------------------------------------------------------------------------------
 
@@ -30,8 +26,8 @@ SF_OP("cp.async") {
       c.m.finding("misaligned", "cp.async of " + std::to_string(g->size) + " bytes from " + hex(g->src[l]) + " to " + hex(g->dst[l]), a, &c.cta, g->dst[l]);
     if (g->bytes[l] > g->size) c.m.finding("out of bounds", "cp.async with more source than destination bytes", a, &c.cta, g->src[l]);
   });
-  if (!c.w.cp_open) c.w.cp_open = new_group(c.m);
-  if (!c.w.cp_tick) c.w.cp_tick = new_group(c.m);
+  if (!c.w.cp_open) c.w.cp_open = new_group();
+  if (!c.w.cp_tick) c.w.cp_tick = new_group();
   AsyncOp& op = c.m.issue(c, i, "cp.async", [g](Machine& m, AsyncOp& self) {
     each_lane(g->mask, [&](int l) {
       self.actor.lane = l;
@@ -49,7 +45,7 @@ SF_OP("cp.async") {
   return Flow::Next;
 }
 SF_OP("cp.async.commit") {
-  c.w.cp_groups.push_back(c.w.cp_open ? c.w.cp_open : new_group(c.m));
+  c.w.cp_groups.push_back(c.w.cp_open ? c.w.cp_open : new_group());
   c.w.cp_open = nullptr;
   return Flow::Next;
 }
@@ -100,7 +96,7 @@ SF_OP("cp.async.mbarrier.arrive") {
 
 static GroupRef bulk_group(Ctx& c, int lane) {
   GroupRef& g = c.w.bulk_open[lane];
-  if (!g) g = new_group(c.m);
+  if (!g) g = new_group();
   ++g->open;
   return g;
 }
@@ -109,7 +105,7 @@ GroupRef open_bulk_group(Ctx& c, int lane) { return bulk_group(c, lane); }
 SF_OP("cp.async.bulk.commit") {
   each_lane(c.mask, [&](int l) {
     GroupRef& g = c.w.bulk_open[l];
-    c.w.bulk_groups[l].push_back(g ? g : new_group(c.m));
+    c.w.bulk_groups[l].push_back(g ? g : new_group());
     g = nullptr;
   });
   return Flow::Next;

@@ -30,6 +30,16 @@ Operand operand(uint32_t bits, const Format& f) {
   return {v, std::max(int(e), 1) - f.bias};
 }
 
+const Operand* operand_table(const Format& f) {
+  static std::vector<Operand> tables[16][16];   // by exponent and mantissa bits
+  auto& t = tables[f.ebits][f.mant];
+  if (t.empty()) {
+    t.resize(size_t(1) << (1 + f.ebits + f.mant));
+    for (uint32_t b = 0; b < t.size(); ++b) t[b] = operand(b, f);
+  }
+  return t.data();
+}
+
 // The sum of at most 53 bits, truncated to 24; a sticky one has its last bit set when bits were lost.
 static double truncated(double sum, bool sticky) {
   const uint64_t u = bits_of(sum), lost = u & ((1ull << 29) - 1);
@@ -72,8 +82,7 @@ static float block_slow(const DotModel& m, int K, const float* a, const int* ea,
 
 // V outputs of a row at once, in a form that the compiler vectorises. Returns false when a value is out of the range in
 // which float products and int32 terms are exact.
-constexpr int V = 16;
-static bool block_fast(const DotModel& m, int K, const float* a, const int* ea, const float* b, const int* eb, int pitch, float* c) {
+template <int V> static bool block_fast(const DotModel& m, int K, const float* a, const int* ea, const float* b, const int* eb, int pitch, float* c) {
   int top[V];
   for (int v = 0; v < V; ++v) {
     const uint32_t u = bits_of(c[v]), e = u >> 23 & 255;
@@ -120,9 +129,11 @@ void dot(const DotModel& model, int M, int N, int K, const float* a, const int* 
       const int n_k = std::min(model.block, K - k);
       const float* ar = a + r * K + k;
       const int* er = ea + r * K + k;
+      const bool narrow = model.frac <= 25 && n_k <= 16;
+      const int V = N % 16 ? 8 : 16;
       int n = 0;
       for (; n + V <= N; n += V)
-        if (!(model.frac <= 25 && n_k <= 16 && block_fast(model, n_k, ar, er, b + k * N + n, eb + k * N + n, N, c + r * ldc + n)))
+        if (!(narrow && (V == 16 ? block_fast<16> : block_fast<8>)(model, n_k, ar, er, b + k * N + n, eb + k * N + n, N, c + r * ldc + n)))
           for (int v = 0; v < V; ++v)
             c[r * ldc + n + v] = block_slow(model, n_k, ar, er, b + k * N + n + v, eb + k * N + n + v, N, c[r * ldc + n + v]);
       for (; n < N; ++n) c[r * ldc + n] = block_slow(model, n_k, ar, er, b + k * N + n, eb + k * N + n, N, c[r * ldc + n]);

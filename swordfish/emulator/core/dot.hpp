@@ -27,6 +27,8 @@ constexpr int EXP_ZERO = -20000, EXP_SPECIAL = 50000;   // exponents of zero, an
 // Value and exponent of an operand as the multiplier sees it: subnormals keep the format's smallest exponent.
 struct Operand { float v; int e; };
 Operand operand(uint32_t bits, const Format& f);
+// operand() of every code of a format of at most 16 bits; tf32 codes are its upper 19 bits and have no table.
+const Operand* operand_table(const Format& f);
 
 // c[m][n] (row pitch ldc) += sum_k a[m][k] b[k][n]; values and exponents as separate arrays, b with row pitch N.
 void dot(const DotModel& model, int M, int N, int K, const float* a, const int* ea, const float* b, const int* eb, float* c, int ldc);

@@ -31,6 +31,11 @@ std::string hex(uint64_t v) {
 }
 
 void Clock::join(const Clock& k) {
+  if (k.vc.empty()) return;   // a clock of a group in which nothing has completed
+  if (vc.empty()) {
+    *this = k;
+    return;
+  }
   const size_t n = vc.size();
   for (size_t a = 0; a < n; ++a) vc[a] = std::max(vc[a], k.vc[a]);
   for (size_t a = 0; a < n; ++a) pvc[a] = std::max(pvc[a], k.pvc[a]);

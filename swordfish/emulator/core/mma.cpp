@@ -35,31 +35,31 @@ SF_OP("mma") {
       for (int n = 0; n < 8; ++n) c.r32(od[(r >= 8) * 2 + (n & 1)])[r % 8 * 4 + n / 2] = uint32_t(out[r][n]);
     return Flow::Next;
   }
-  float a[16 * 64], b[64 * 16] = {0}, acc[16 * 16] = {0};
-  int ea[16 * 64], eb[64 * 16];
-  std::fill(eb, eb + 64 * 16, EXP_ZERO);
-  const int drop = i.m[1] == E_TF32 ? 13 : 0;   // tf32 operands are the upper 19 bits of an f32
+  float a[16 * 64], b[64 * 8], acc[16 * 8];
+  int ea[16 * 64], eb[64 * 8];
+  const bool tf32 = i.m[1] == E_TF32;   // tf32 operands are the upper 19 bits of an f32
+  const Operand *ta = tf32 ? nullptr : operand_table(format(i.m[1])), *tb = tf32 ? nullptr : operand_table(format(i.m[2]));
   for (int r = 0; r < 16; ++r)
     for (int k = 0; k < K; ++k) {
-      const Operand x = operand(a_at(r, k) >> drop, format(i.m[1]));
+      const Operand x = tf32 ? operand(a_at(r, k) >> 13, TF32) : ta[a_at(r, k)];
       a[r * K + k] = x.v, ea[r * K + k] = x.e;
     }
   for (int k = 0; k < K; ++k)
-    for (int n = 0; n < 8; ++n) {   // columns 8..15 are padding for the vector width
-      const Operand x = operand(b_at(k, n) >> drop, format(i.m[2]));
-      b[k * 16 + n] = x.v, eb[k * 16 + n] = x.e;
+    for (int n = 0; n < 8; ++n) {
+      const Operand x = tf32 ? operand(b_at(k, n) >> 13, TF32) : tb[b_at(k, n)];
+      b[k * 8 + n] = x.v, eb[k * 8 + n] = x.e;
     }
   for (int r = 0; r < 16; ++r)
     for (int n = 0; n < 8; ++n) {
       const int lane = r % 8 * 4 + n / 2;
-      acc[r * 16 + n] = half_acc ? half_to_float(c.r32(oc[r >= 8])[lane] >> (16 * (n & 1)) & 0xffff) : f32_of(c.r32(oc[(r >= 8) * 2 + (n & 1)])[lane]);
+      acc[r * 8 + n] = half_acc ? half_to_float(c.r32(oc[r >= 8])[lane] >> (16 * (n & 1)) & 0xffff) : f32_of(c.r32(oc[(r >= 8) * 2 + (n & 1)])[lane]);
     }
   const DotModel model = dot_model(i.m[1] <= E_BF16 ? DotKind::F16 : i.m[1] == E_TF32 ? DotKind::TF32 : DotKind::F8, c.m.arch, half_acc);
-  dot(model, 16, 16, K, a, ea, b, eb, acc, 16);
+  dot(model, 16, 8, K, a, ea, b, eb, acc, 8);
   for (int r = 0; r < 16; ++r)
     for (int n = 0; n < 8; ++n) {
       const int lane = r % 8 * 4 + n / 2;
-      const float v = acc[r * 16 + n];
+      const float v = acc[r * 8 + n];
       if (half_acc) {
         uint32_t& d = c.r32(od[r >= 8])[lane];
         d = (n & 1) ? (d & 0xffff) | half_result(v) << 16 : half_result(v);

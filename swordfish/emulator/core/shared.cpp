@@ -1,7 +1,7 @@
 // Shared memory: ownership, bounds, and the shadow state behind the race, proxy and never-written checks.
 //
-// Happens-before by vector clocks (FastTrack-like): each four bytes remember their last write and up to three reads
-// as (agent, clock) events. An access is ordered after an event when its clock knows it.
+// Happens-before by vector clocks (FastTrack-like): each 16 bytes remember up to two last writes and three reads, with the
+// bytes that they touched, as (agent, clock) events. An access is ordered after an event when its clock knows it.
 #include <algorithm>
 
 #include "core.hpp"
@@ -21,65 +21,81 @@ Cta* Machine::shared_owner(Cta& from, uint32_t addr) const {
   return rank < from.cl->ctas.size() ? from.cl->ctas[rank].get() : nullptr;
 }
 
-static void race(Machine& m, Cta& cta, uint32_t off, const Actor& a, bool write, bool other_write, int agent, int pc) {
+static void race(Machine& m, Cta& cta, uint32_t off, const Actor& a, bool write, bool other_write, const Mark& k) {
   m.finding("race", std::string(write ? "write" : "read") + " of shared memory not ordered after the " + (other_write ? "write" : "read") + " by " +
-            who(m, agent, pc), a, &cta, uint64_t(cta.rank) << 24 | off);
+            who(m, k.agent, int(k.pc)), a, &cta, uint64_t(cta.rank) << 24 | off);
 }
 
-static void check_write_seen(Machine& m, Cta& cta, uint32_t off, const Cell& s, bool strong, bool write, const Actor& a) {
-  if (a.know->vc[s.w_agent] < s.w_clk) {
-    if (!(strong && (s.w_flags & 1))) race(m, cta, off, a, write, true, s.w_agent, s.w_pc);
-  } else if (a.async_proxy && !(s.w_flags & 2) && a.know->pvc[s.w_agent] < s.w_clk) {
-    m.finding("proxy fence", std::string("asynchronous ") + (write ? "write" : "read") + " of shared memory written by " + who(m, s.w_agent, s.w_pc) +
+static void check_write_seen(Machine& m, Cta& cta, uint32_t off, const Mark& k, bool strong, bool write, const Actor& a) {
+  if (a.know->vc[k.agent] < k.clk) {
+    if (!(strong && (k.flags & 1))) race(m, cta, off, a, write, true, k);
+  } else if (a.async_proxy && !(k.flags & 2) && a.know->pvc[k.agent] < k.clk) {
+    m.finding("proxy fence", std::string("asynchronous ") + (write ? "write" : "read") + " of shared memory written by " + who(m, k.agent, int(k.pc)) +
               " without fence.proxy.async in between", a, &cta, uint64_t(cta.rank) << 24 | off);
   }
 }
 
-static void note_read(Machine& m, Cell& s, uint8_t bytes, bool strong, const Actor& a) {
-  for (int k = 0; k < s.n_reads; ++k)
-    if (s.r[k].agent == a.agent) {
-      s.r[k] = {a.clk, a.pc, uint16_t(a.agent), uint8_t(s.r[k].clk == a.clk ? s.r[k].bytes | bytes : bytes), uint8_t(strong)};
+// Adds a mark, merging it with one of the same event. A full list drops a mark that the new access is ordered after, else
+// any: then a race may go unseen, but none is invented.
+static void add_mark(Mark* list, uint8_t& n, int room, const Mark& k, const Actor& a) {
+  for (int q = 0; q < n; ++q)
+    if (list[q].agent == k.agent && list[q].flags == k.flags) {
+      if (list[q].clk == k.clk) list[q].bytes |= k.bytes, list[q].pc = k.pc;
+      else if ((list[q].bytes & ~k.bytes) == 0) list[q] = k;
+      else continue;
       return;
     }
-  int at = s.n_reads;
-  if (at == 3) {   // drop a read that this one is ordered after, else any
-    at = int(m.now % 3);
-    for (int k = 0; k < 3; ++k)
-      if (a.know->vc[s.r[k].agent] >= s.r[k].clk) at = k;
+  int at = n;
+  if (n < room) {
+    ++n;
   } else {
-    ++s.n_reads;
+    at = int(k.clk % unsigned(room));
+    for (int q = 0; q < n; ++q)
+      if (a.know->vc[list[q].agent] >= list[q].clk) at = q;
   }
-  s.r[at] = {a.clk, a.pc, uint16_t(a.agent), bytes, uint8_t(strong)};
+  list[at] = k;
+}
+
+static void forget(Mark* list, uint8_t& n, uint16_t bytes) {
+  for (int q = 0; q < n;) {
+    list[q].bytes &= uint16_t(~bytes);
+    if (list[q].bytes) ++q;
+    else list[q] = list[--n];
+  }
 }
 
 static void shadow_access(Machine& m, Cta& cta, uint32_t off, uint32_t n, Access kind, const Actor& a) {
   const uint32_t lo = off - SMEM_BASE, hi = lo + n;
   const bool strong = kind >= ATOMIC, write = kind == WRITE || kind == ATOMIC || kind == STRONG_WRITE;
   const bool read = !write || kind == ATOMIC;
-  for (uint32_t c = lo / 4; c * 4 < hi; ++c) {
+  Mark mark{a.clk, unsigned(a.pc) & 0xffffff, unsigned(strong) | unsigned(a.async_proxy) << 1, uint16_t(a.agent), 0};
+  for (uint32_t c = lo / 16; c * 16 < hi; ++c) {
     Cell& s = cta.shadow[c];
-    uint8_t bytes = 15;
-    if (c * 4 < lo) bytes &= uint8_t(15u << (lo - c * 4));
-    if (c * 4 + 4 > hi) bytes &= uint8_t(15u >> (c * 4 + 4 - hi));
-    const uint32_t at = SMEM_BASE + c * 4;
+    uint16_t bytes = 0xffff;
+    if (c * 16 < lo) bytes = uint16_t(bytes & (0xffffu << (lo - c * 16)));
+    if (c * 16 + 16 > hi) bytes = uint16_t(bytes & (0xffffu >> (c * 16 + 16 - hi)));
+    const uint32_t at = std::max(off, SMEM_BASE + c * 16);
     if (read && (s.init & bytes) != bytes) {
       m.finding("uninitialised", "read of shared memory that was never written", a, &cta, uint64_t(cta.rank) << 24 | at);
       s.init |= bytes;
     }
-    const bool mine = s.w_clk == a.clk && s.w_agent == a.agent;
-    if (s.w_clk && !mine && (s.w_bytes & bytes)) check_write_seen(m, cta, at, s, strong, write, a);
+    for (int q = 0; q < s.n_writes; ++q) {
+      const Mark& k = s.w[q];
+      if ((k.bytes & bytes) && !(k.clk == a.clk && k.agent == a.agent)) check_write_seen(m, cta, at, k, strong, write, a);
+    }
+    mark.bytes = bytes;
     if (!write) {
-      note_read(m, s, bytes, strong, a);
+      add_mark(s.r, s.n_reads, 3, mark, a);
       continue;
     }
-    for (int k = 0; k < s.n_reads; ++k) {
-      const ReadMark& r = s.r[k];
-      if ((r.bytes & bytes) && a.know->vc[r.agent] < r.clk && !(strong && (r.flags & 1))) race(m, cta, at, a, true, false, r.agent, r.pc);
+    for (int q = 0; q < s.n_reads; ++q) {
+      const Mark& k = s.r[q];
+      if ((k.bytes & bytes) && a.know->vc[k.agent] < k.clk && !(strong && (k.flags & 1))) race(m, cta, at, a, true, false, k);
     }
-    s.w_bytes = mine ? s.w_bytes | bytes : bytes;
-    s.w_clk = a.clk, s.w_agent = uint16_t(a.agent), s.w_pc = a.pc, s.w_flags = uint8_t(strong) | uint8_t(a.async_proxy) << 1;
+    forget(s.r, s.n_reads, bytes);
+    forget(s.w, s.n_writes, bytes);
+    add_mark(s.w, s.n_writes, 2, mark, a);
     s.init |= bytes;
-    if (bytes == 15) s.n_reads = 0;
   }
 }
 

@@ -36,18 +36,12 @@ struct MatrixDesc {
   }
 };
 
-static const std::vector<Operand>& table(bool brain) {
-  static std::vector<Operand> t[2];
-  auto& v = t[brain];
-  if (v.empty())
-    for (uint32_t b = 0; b < 65536; ++b) v.push_back(operand(b, brain ? BF16 : F16));
-  return v;
-}
+static const Operand* table(bool brain) { return operand_table(brain ? BF16 : F16); }
 
 // rows x 16 elements of a matrix, element (r, k) to out[r * rs + k * ks]
 static void read_matrix(Machine& m, AsyncOp& op, uint64_t desc, int row0, int rows, bool mn_major, bool brain, float* v, int* e, int rs, int ks) {
   const MatrixDesc d(desc);
-  const auto& t = table(brain);
+  const Operand* t = table(brain);
   const uint32_t rank = uint32_t(op.cta->rank) << 24;
   const int outer = mn_major ? 16 : rows, inner = mn_major ? rows : 16;
   for (int x = 0; x < outer; ++x)
@@ -82,7 +76,7 @@ static void execute(Machine& m, AsyncOp& op, const WgmmaArgs& g) {
   static thread_local std::vector<float> b(16 * 256);
   static thread_local std::vector<int> eb(16 * 256);
   if (g.a_regs) {
-    const auto& t = table(g.brain);
+    const Operand* t = table(g.brain);
     for (int r = 0; r < 16; ++r)
       for (int k = 0; k < 16; ++k) {
         const Operand& o = t[g.a[(r >= 8) + 2 * (k / 8)][r % 8 * 4 + k % 8 / 2] >> (16 * (k & 1)) & 0xffff];
@@ -127,7 +121,7 @@ SF_OP("wgmma") {
   else g->a_desc = c.r64(*o++)[l];
   g->b_desc = c.r64(*o++)[l];
   g->accumulate = c.pred(*o) & c.mask;
-  if (!c.w.mma_open) c.w.mma_open = std::make_shared<Group>(), c.w.mma_open->clk.init(c.m.n_agents);
+  if (!c.w.mma_open) c.w.mma_open = std::make_shared<Group>();
   AsyncOp& op = c.m.issue(c, i, "wgmma", [g](Machine& m, AsyncOp& self) { execute(m, self, *g); });
   op.channel = c.w.agent;
   op.group = c.w.mma_open;
@@ -144,7 +138,7 @@ SF_OP("wgmma") {
 SF_OP("wgmma.fence") { return Flow::Next; }
 SF_OP("wgmma.commit") {
   GroupRef g = c.w.mma_open;
-  if (!g) g = std::make_shared<Group>(), g->clk.init(c.m.n_agents);
+  if (!g) g = std::make_shared<Group>();
   c.w.mma_groups.emplace_back(g, c.w.mma_issued);
   c.w.mma_open = nullptr;
   return Flow::Next;
