@@ -115,7 +115,14 @@ def _few_tiles(
         return [RingConfig(rows, 1, 1, warps, 2, split)], reason
     wanted = [RingConfig(rows, 1, unit, max(1, min(16, units // split)), 2, split)]
     coarse = scheme.group_size == CHANNELWISE or scheme.group_size >= 64
-    if rows == 1 and coarse and 2 * split <= MAX_SPLIT and k <= 4096 and units >= 8 * split:
+    if (
+        rows == 1
+        and coarse
+        and not scheme.act_order
+        and 2 * split <= MAX_SPLIT
+        and k <= 4096
+        and units >= 8 * split
+    ):
         # All of a short K in flight at once: units of 8 KB, twice the CTAs (3.8 us on 4096 x 4096). Groups of
         # 32 make the code of such a unit too long (5.5 us).
         wanted.insert(

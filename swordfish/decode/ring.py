@@ -92,9 +92,8 @@ class RingConfig:
         scale_rows = unit_k // self._fold_k(_group(scheme, k), k)
         row_kinds = 1 if scheme.zeros == "none" else 2
         weights = self.cols * self.unit * scheme.bits * 512 + row_kinds * scale_rows * self.cols * 128
-        slot = weights + self.rows * (unit_k * 2 + 16)
-        barriers = self.warps * self.slots * slot
-        partials = _round_up(barriers + (self.warps * self.slots + 2) * 8, 16)
+        barriers = self.warps * _round_up(self.slots * (weights + self.rows * (unit_k * 2 + 16)), 128)
+        partials = _round_up(barriers + (self.warps * self.slots + 1) * 8, 16)
         exchange = partials + self.warps * self.rows * (self.cols * 64 + 4) * 4
         rows = exchange
         if self.split > 1:

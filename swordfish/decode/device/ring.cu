@@ -57,9 +57,11 @@ constexpr int ROWS_PER_COPY = 32 / TOKEN_CHUNKS;
 static_assert(TOKEN_CHUNKS <= 32, "a row of a unit is at most one chunk per lane");
 constexpr int SCALE_OFFSET = SF_COLS * COLUMN_BYTES;
 constexpr int ZERO_OFFSET = SCALE_OFFSET + SCALE_ROWS * SCALE_ROW_BYTES;
-constexpr int TOKEN_OFFSET = ZERO_OFFSET + (ZERO_ROWS ? SCALE_ROWS * SCALE_ROW_BYTES : 0);
-constexpr int SLOT_BYTES = TOKEN_OFFSET + SF_ROWS * TOKEN_PITCH;
-constexpr int RING_BYTES = SF_SLOTS * SLOT_BYTES;
+constexpr int WEIGHT_SLOT_BYTES = ZERO_OFFSET + (ZERO_ROWS ? SCALE_ROWS * SCALE_ROW_BYTES : 0);
+static_assert(WEIGHT_SLOT_BYTES % 128 == 0, "bulk copies into lines of 128 bytes: 16-byte alignment alone costs up to 20 %");
+constexpr int TOKEN_OFFSET = SF_SLOTS * WEIGHT_SLOT_BYTES;  // the token slots of a warp lie behind its weight slots
+constexpr int TOKEN_SLOT_BYTES = SF_ROWS * TOKEN_PITCH;
+constexpr int RING_BYTES = round_up(TOKEN_OFFSET + SF_SLOTS * TOKEN_SLOT_BYTES, 128);
 
 constexpr int PARTIAL_PITCH = TILE_N + 4;  // floats; makes the stores of an accumulator fragment conflict-free
 constexpr int PARTIAL_BYTES = SF_ROWS * PARTIAL_PITCH * 4;
@@ -68,8 +70,7 @@ constexpr int OWNED_QUADS = ceil_div(QUADS, SF_SPLIT);
 
 constexpr int BARRIER_OFFSET = SF_WARPS * RING_BYTES;
 constexpr int EXCHANGE_BARRIER_OFFSET = BARRIER_OFFSET + SF_WARPS * SF_SLOTS * 8;
-constexpr int ROWS_BARRIER_OFFSET = EXCHANGE_BARRIER_OFFSET + 8;
-constexpr int PARTIAL_OFFSET = round_up(ROWS_BARRIER_OFFSET + 8, 16);
+constexpr int PARTIAL_OFFSET = round_up(EXCHANGE_BARRIER_OFFSET + 8, 16);
 constexpr int EXCHANGE_OFFSET = PARTIAL_OFFSET + SF_WARPS * PARTIAL_BYTES;
 constexpr int ROWS_OFFSET = EXCHANGE_OFFSET + (SF_SPLIT > 1 ? SF_SPLIT * SF_ROWS * OWNED_QUADS * 16 : 0);
 constexpr int ROW_BYTES = SF_K * 2;  // of x; with SF_GATHER, K is a multiple of 64 and the permutation has no padding
@@ -96,9 +97,12 @@ struct Ring {
   u32 slots, barriers;  // shared addresses
   u64 policy;
 
+  SF_DEVICE u32 weights(int slot) const { return slots + slot * WEIGHT_SLOT_BYTES; }
+  SF_DEVICE u32 tokens(int slot) const { return slots + TOKEN_OFFSET + slot * TOKEN_SLOT_BYTES; }
+
   // Announces all bytes of the unit and requests those that do not depend on the previous kernel. One lane calls it.
   SF_DEVICE void request_weights(const Problem& p, int tile, int unit, int slot) const {
-    const u32 dst = slots + slot * SLOT_BYTES, bar = barriers + slot * 8;
+    const u32 dst = weights(slot), bar = barriers + slot * 8;
     const int blocks = blocks_of(unit), columns = columns_of(tile);
     const int scale_rows = SHORT_UNIT ? ceil_div(blocks * 64, FOLD_K) : SCALE_ROWS;
     const int scale_bytes = columns * 128;
@@ -124,7 +128,7 @@ struct Ring {
   SF_DEVICE void request_tokens(const Problem& p, int unit, int slot, int lane) const {
     const int row = lane / TOKEN_CHUNKS, chunk = lane % TOKEN_CHUNKS;
     const u16* src = p.x + row * p.x_stride + unit * UNIT_K + chunk * 8;
-    const u32 dst = slots + slot * SLOT_BYTES + TOKEN_OFFSET + row * TOKEN_PITCH + chunk * 16;
+    const u32 dst = tokens(slot) + row * TOKEN_PITCH + chunk * 16;
 #pragma unroll
     for (int i = 0; i < SF_ROWS; i += ROWS_PER_COPY) {
       if (row + i < p.rows && (!SHORT_UNIT || chunk < blocks_of(unit) * 8)) copy_async16(dst + i * TOKEN_PITCH, src + i * p.x_stride);
@@ -254,7 +258,7 @@ SF_DEVICE void multiply_fold(Fragment (&total)[4][TOKEN_TILES], u32 weights, u32
   }
 }
 
-SF_DEVICE void multiply_unit(Accumulators& total, u32 slot, int blocks, const u32 (&token_offsets)[TOKEN_TILES], int lane) {
+SF_DEVICE void multiply_unit(Accumulators& total, u32 slot, u32 token_slot, int blocks, const u32 (&token_offsets)[TOKEN_TILES], int lane) {
   const u32 pair_offset = row_pair_offset(lane);
 #pragma unroll
   for (int fold = 0; fold < UNIT_K / FOLD_K; fold++) {
@@ -262,7 +266,7 @@ SF_DEVICE void multiply_unit(Accumulators& total, u32 slot, int blocks, const u3
     if (SHORT_UNIT && k >= blocks * 64) break;
     u32 tokens[TOKEN_TILES];
 #pragma unroll
-    for (int t = 0; t < TOKEN_TILES; t++) tokens[t] = slot + token_offsets[t] + k * 2;
+    for (int t = 0; t < TOKEN_TILES; t++) tokens[t] = token_slot + token_offsets[t] + k * 2;
 #pragma unroll
     for (int i = 0; i < SF_COLS; i++) {
       const u32 row = fold * SCALE_ROW_BYTES + i * 128 + pair_offset;
@@ -368,7 +372,6 @@ extern "C" __global__ void __launch_bounds__(SF_WARPS * 32, SF_MIN_CTAS)
 #pragma unroll
     for (int s = 0; s < SF_SLOTS; s++) barrier_init(ring.barriers + s * 8, 1);
     if (SF_SPLIT > 1 && warp == 0) barrier_init(shared + EXCHANGE_BARRIER_OFFSET, 1);
-    if (SF_GATHER && warp == 0) barrier_init(shared + ROWS_BARRIER_OFFSET, 1);
     fence_barrier_init();
   }
   warp_sync();
@@ -396,17 +399,16 @@ extern "C" __global__ void __launch_bounds__(SF_WARPS * 32, SF_MIN_CTAS)
   }
   // From here on `late` is `next`, and `gather` holds the indices of its unit.
   if (late.tile < TILES) gather.load_indices(p, late.unit, lane);
-  __syncthreads();  // the barrier of the rows exists
   wait_for_previous_kernel();
-  if (threadIdx.x == 0) {
-    barrier_expect(shared + ROWS_BARRIER_OFFSET, p.rows * ROW_BYTES);
-    for (int row = 0; row < p.rows; row++) bulk_load(shared + ROWS_OFFSET + row * ROW_BYTES, p.x + row * p.x_stride, ROW_BYTES, shared + ROWS_BARRIER_OFFSET);
-  }
-  barrier_wait(shared + ROWS_BARRIER_OFFSET, 0);
+  for (int row = 0; row < p.rows; row++)
+    for (int at = threadIdx.x * 16; at < ROW_BYTES; at += SF_WARPS * 32 * 16) copy_async16(shared + ROWS_OFFSET + row * ROW_BYTES + at, (const u8*)(p.x + row * p.x_stride) + at);
+  copy_async_commit();
+  copy_async_wait<0>();
+  __syncthreads();
   late = start;
 #pragma unroll
   for (int s = 0; s < SF_SLOTS; s++) {
-    if (late.tile < TILES) first[s].copy_tokens(shared + ROWS_OFFSET, ring.slots + s * SLOT_BYTES + TOKEN_OFFSET, lane);
+    if (late.tile < TILES) first[s].copy_tokens(shared + ROWS_OFFSET, ring.tokens(s), lane);
     late.advance(first_unit, end_unit, tile_step);
   }
 #else
@@ -425,7 +427,7 @@ extern "C" __global__ void __launch_bounds__(SF_WARPS * 32, SF_MIN_CTAS)
   // Lanes of rows that do not exist read the last row instead: their products land in columns that are never stored.
   u32 token_offsets[TOKEN_TILES];
 #pragma unroll
-  for (int t = 0; t < TOKEN_TILES; t++) token_offsets[t] = TOKEN_OFFSET + min(8 * t + (lane & 7), p.rows - 1) * TOKEN_PITCH + (lane >> 3) * 16;
+  for (int t = 0; t < TOKEN_TILES; t++) token_offsets[t] = min(8 * t + (lane & 7), p.rows - 1) * TOKEN_PITCH + (lane >> 3) * 16;
 
   int slot = 0;
   u32 parity = 0;
@@ -437,12 +439,12 @@ extern "C" __global__ void __launch_bounds__(SF_WARPS * 32, SF_MIN_CTAS)
 #endif
       barrier_wait(ring.barriers + slot * 8, parity);
       warp_sync();  // the other lanes' tokens
-      multiply_unit(total, ring.slots + slot * SLOT_BYTES, blocks_of(unit), token_offsets, lane);
+      multiply_unit(total, ring.weights(slot), ring.tokens(slot), blocks_of(unit), token_offsets, lane);
       warp_sync();  // every lane has read the slot
       if (next.tile < TILES) {
         if (lane == 0) ring.request_weights(p, next.tile, next.unit, slot);
 #if SF_GATHER
-        gather.copy_tokens(shared + ROWS_OFFSET, ring.slots + slot * SLOT_BYTES + TOKEN_OFFSET, lane);
+        gather.copy_tokens(shared + ROWS_OFFSET, ring.tokens(slot), lane);
 #else
         ring.request_tokens(p, next.unit, slot, lane);
 #endif
