@@ -11,8 +11,8 @@ VENV ?= .venv
 # without a GPU as well; to save the download, point pip at a CPU build, or name a wheel: make test TORCH=...
 TORCH ?= torch==2.13.0
 
-# More arguments for pytest, for example PYTEST_ARGS="-n 8 -k decode".
-PYTEST_ARGS ?=
+# Arguments for pytest, for example PYTEST_ARGS="-k decode".
+PYTEST_ARGS ?= -n auto --maxprocesses 4
 
 PIP = $(VENV)/bin/python -m pip --disable-pip-version-check
 CUTE = $(VENV)/bin/python -c 'from importlib.metadata import version; print(version("nvidia-cutlass-dsl"))'
@@ -22,7 +22,9 @@ CUTE = $(VENV)/bin/python -c 'from importlib.metadata import version; print(vers
 demo: install
 	$(VENV)/bin/swordfish demo
 
+# The emulator's core is built first, so that parallel tests do not each build it.
 test: install
+	$(VENV)/bin/python -c 'from swordfish.emulator import native; native.build()'
 	$(VENV)/bin/python -m pytest $(PYTEST_ARGS)
 
 install: $(VENV)/.installed

@@ -9,13 +9,15 @@ import torch
 
 import swordfish as sf
 
-__all__ = ["KERNELS", "PLACES", "Layer", "assert_product", "device_of", "layer", "place"]
+__all__ = ["EVERYWHERE", "KERNELS", "PLACES", "Layer", "assert_product", "device_of", "layer", "place"]
 
 KERNELS = [*(["cuda"] if torch.cuda.is_available() else []), "sm_90a", "sm_100a"]
 """Places where kernels run: the GPU if there is one, and two emulated families."""
 
 PLACES = ["reference", *(["cuda"] if torch.cuda.is_available() else [])]
 """Places that cost little: the CPU reference, and the GPU if there is one."""
+
+EVERYWHERE = list(dict.fromkeys([*PLACES, *KERNELS]))
 
 _UNIT_ROUNDOFF = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 

@@ -1,4 +1,4 @@
-"""``sf.Linear``: a module like any other (case C38 for modules; packed weights are in test_weights_packed)."""
+"""``sf.Linear``: a module like any other (case C38; packed weights as such are in test_weights_packed)."""
 
 from __future__ import annotations
 
