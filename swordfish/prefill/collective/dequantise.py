@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 import cutlass.cute as cute
 from cutlass import Int32, Uint32
+from cutlass.experimental import primitives as prims
 
 from swordfish.scheme import Scheme
 
@@ -41,9 +42,12 @@ def fp16_pair(value):
 NEGATIVE_ZERO = 0x80008000  # the addend that changes nothing, signs of zeros included
 
 
-def twice(half):
-    """A 16-bit value, zero-extended, in both halves."""
-    return half * Uint32(0x10001)
+def held(value, nothing):
+    """A constant that stays in a register: ``nothing`` is 0, which the compiler cannot know.
+
+    An instruction takes one immediate; ptxas would make the second constant anew before every use.
+    """
+    return Uint32(value) | nothing
 
 
 @dataclass(frozen=True)
@@ -53,36 +57,39 @@ class Bf16Fused:
     scheme: Scheme
     fold: int
 
-    def constants(self, scale, zero):
+    filler = 0
+
+    def constants(self, s, z):
         """Of one row and group: factors for codes in bits 0 and up and in bits 4 and up, and the addend."""
-        s = twice(scale)
         if self.scheme.zeros == "offset":
-            addend = multiply(twice(zero), bf16_pair(-self.fold))
+            addend = multiply(z, bf16_pair(-self.fold))
         else:
             addend = multiply(s, bf16_pair(self.scheme.bits - 1 - self.fold, sign=1))
         return multiply(s, bf16_pair(133 - self.fold)), multiply(s, bf16_pair(129 - self.fold)), addend
 
-    def value(self, x, constants, high):
-        """Two weights of a masked pair of codes; ``high`` says that they are in bits 4-7."""
-        return fma(x, constants[int(high)], constants[2])
-
     def mask(self, word, mask):
         """The codes of a word that ``mask`` selects."""
         return word & Uint32(mask)
+
+    def value(self, x, constants, high):
+        """Two weights of a masked pair of codes; ``high`` says that they are in bits 4-7."""
+        return fma(x, constants[int(high)], constants[2])
 
 
 @dataclass(frozen=True)
 class Bf16Exact:
     """bf16 with integer zero points: an exact difference, then the one rounding of the product."""
 
-    def constants(self, scale, zero):
-        return multiply(twice(scale), bf16_pair(6)), multiply(twice(zero), bf16_pair(-6, sign=1))
+    filler = 0
 
-    def value(self, x, constants, high):
-        return multiply(fma(x, Uint32(bf16_pair(123 if high else 127)), constants[1]), constants[0])
+    def constants(self, s, z):
+        return multiply(s, bf16_pair(6)), multiply(z, bf16_pair(-6, sign=1))
 
     def mask(self, word, mask):
         return word & Uint32(mask)
+
+    def value(self, x, constants, high):
+        return multiply(fma(x, Uint32(bf16_pair(123 if high else 127)), constants[1]), constants[0])
 
 
 @dataclass(frozen=True)
@@ -90,33 +97,42 @@ class Fp16Exact:
     """fp16: a code in the low bits of 1024's significand; subtract, then multiply (or add the offset)."""
 
     scheme: Scheme
+    exponent: Uint32
+    sixteenth: Uint32
+    minus_low: Uint32
+    minus_high: Uint32
 
-    def constants(self, scale, zero):
-        s = twice(scale)
-        if self.scheme.zeros == "none":
-            return s, Uint32(fp16_pair(-1024.0 - self.scheme.symmetric_zero)), Uint32(fp16_pair(-64.0 - self.scheme.symmetric_zero))
-        z = twice(zero)
-        if self.scheme.zeros == "offset":
-            return s, Uint32(fp16_pair(-1024.0)), Uint32(fp16_pair(-64.0)), z
+    filler = 0x64646464
+
+    @classmethod
+    def of(cls, scheme, nothing):
+        """With the constants of the whole kernel; a symmetric weight's zero point is among them."""
+        zero = scheme.symmetric_zero if scheme.zeros == "none" else 0
+        values = (1024.0, 1 / 16, -1024.0 - zero, -64.0 - zero)
+        return cls(scheme, *[held(fp16_pair(value), nothing) for value in values])
+
+    def constants(self, s, z):
+        if self.scheme.zeros != "integer":
+            return s, self.minus_low, self.minus_high, z
         negative = Uint32(fp16_pair(-1.0))
-        return s, fma16(z, negative, Uint32(fp16_pair(-1024.0))), fma16(z, negative, Uint32(fp16_pair(-64.0)))
-
-    def value(self, x, constants, high):
-        if high:  # 1024 + 16 q
-            exact = fma16(x, Uint32(fp16_pair(1 / 16)), constants[2])
-        else:
-            exact = fma16(x, Uint32(fp16_pair(1.0)), constants[1])
-        addend = constants[3] if self.scheme.zeros == "offset" else Uint32(NEGATIVE_ZERO)
-        return fma16(exact, constants[0], addend)
+        return s, fma16(z, negative, self.minus_low), fma16(z, negative, self.minus_high), z
 
     def mask(self, word, mask):
-        return (word & Uint32(mask)) | Uint32(fp16_pair(1024.0))
+        return (word & Uint32(mask)) | self.exponent
+
+    def value(self, x, constants, high):
+        s, minus_low, minus_high, z = constants
+        if high:  # 1024 + 16 q
+            exact = fma16(x, self.sixteenth, minus_high)
+        else:
+            exact = fma16(x, Uint32(fp16_pair(1.0)), minus_low)
+        return fma16(exact, s, z if self.scheme.zeros == "offset" else Uint32(NEGATIVE_ZERO))
 
 
-def arithmetic(scheme, fold):
-    """The arithmetic of a scheme."""
+def arithmetic(scheme, fold, nothing):
+    """The arithmetic of a scheme; ``nothing`` is a zero that the compiler cannot know."""
     if scheme.dtype == "float16":
-        return Fp16Exact(scheme)
+        return Fp16Exact.of(scheme, nothing)
     return Bf16Exact() if scheme.zeros == "integer" else Bf16Fused(scheme, fold)
 
 
@@ -150,10 +166,10 @@ def fragment4(a, word, low, high):
 
 
 def fragment8(a, words, low, high):
-    """Two int8 words, of rows c and c + 8: the same fragment."""
+    """Two int8 words, of rows c and c + 8: the same fragment. One byte permutation takes every other byte."""
     registers = []
-    for octet in (0, 1):
+    for selector in (0x4240, 0x4341):
         for word, constants in zip(words, (low, high), strict=True):
-            x = word >> Uint32(8) if octet else word
-            registers.append(a.value(a.mask(x, 0x00FF00FF), constants, False))
+            x = Uint32(prims.prmt(word, selector, prims.PermuteMode.DEFAULT, hi=a.filler))
+            registers.append(a.value(x, constants, False))
     return tuple(registers)

@@ -39,7 +39,7 @@ class Sources:
             + lane * (2 * vector)
             + (quarter & 1) * vector
         )
-        rows = shared.rows.data_ptr() + group * cls.row_elements(c) + quarter * WARP_ROWS + (lane >> 2)
+        rows = shared.rows.data_ptr() + group * cls.row_elements(c) + quarter * WARP_ROWS + ((lane >> 3) << 3)
         return cls(words, rows, vector, block)
 
     @staticmethod
@@ -52,10 +52,15 @@ class Sources:
         at = stage * (c.weight_stage_bytes // 4) + step * self.block + sub * (self.block // SUB_TILES)
         return (self.words + at).load(count=self.vector, alignment=4 * self.vector)
 
-    def load_row(self, c, stage, kind, group, row):
-        """The 16 bits of a scale (kind 0) or zero point (1) of local row ``8 * row`` plus the lane's row."""
-        at = stage * self.row_elements(c) + kind * (c.scale_stage_bytes // 2) + group * TILE_ROWS + 8 * row
-        return Uint32((self.rows + at).load())
+    def load_rows(self, c, stage, kind, group):
+        """The scales (kind 0) or zero points (1) of the lane's rows ``c + 8 r``, r = 0 to 3, each in both halves.
+
+        A transposing ``ldmatrix.x4`` hands lane ``4c + t`` column c of rows 2t and 2t + 1 of each matrix. All eight
+        rows of matrix r are given the same address, that of octet r, so that both halves are the value wanted.
+        """
+        at = stage * self.row_elements(c) + kind * (c.scale_stage_bytes // 2) + group * TILE_ROWS
+        found = prims.ldmatrix(self.rows + at, 4, prims.MMALayout.COL)
+        return [Uint32(found[r]) for r in range(4)]
 
 
 @cute.jit
@@ -70,12 +75,13 @@ def transform(c: cutlass.Constexpr, shared: cutlass.Constexpr, schedule: cutlass
     source = Sources.of(c, shared, group, quarter, lane)
     operand = (TmemOperand if cutlass.const_expr(c.home == "tmem") else SharedOperand).of(c, shared, tmem, group, quarter, lane)
     rings = GroupRings.of(shared, group)
+    values = arithmetic(c.scheme, c.fold, Uint32(schedule.row_tiles) >> Uint32(31))
     elected = prims.elect_sync()
     turns = Int32(0)
     for first in cutlass.range(group, total, c.turn, unroll=1):
         for unit in cutlass.range_constexpr(0, c.turn, c.transform_groups):
             if cutlass.const_expr(unit == 0) or first + unit < total:
-                transform_stage(c, unit, turns, elected, rings, source, operand)
+                transform_stage(c, unit, turns, elected, rings, source, values, operand)
         turns ^= 1
 
 
@@ -109,24 +115,21 @@ def transform_stage(
     elected: cutlass.Boolean,
     rings: cutlass.Constexpr,
     source: cutlass.Constexpr,
+    values: cutlass.Constexpr,
     operand: cutlass.Constexpr,
 ):
     """One warp dequantises 32 weight columns by 128 k: two operand stages."""
     stage = unit % c.input_stages
     pairs = c.operand_stages // 2
-    values = arithmetic(c.scheme, c.fold)
 
     wait(rings.input_full.subview(stage), parity(unit, c.input_stages, c.turn, turns))
-    rows = [
-        [[source.load_row(c, stage, kind, g, r) for kind in range(c.row_kinds)] for r in range(4)]
-        for g in range(c.groups_per_stage)
-    ]
+    rows = [[source.load_rows(c, stage, kind, g) for kind in range(c.row_kinds)] for g in range(c.groups_per_stage)]
     words = [[source.load_words(c, stage, step, sub) for sub in range(SUB_TILES)] for step in range(2)]
     prims.bar_warp_sync(0xFFFFFFFF)  # every lane has its words: the stage can be refilled
     if elected:
         prims.mbarrier_arrive(rings.input_empty.subview(stage))
 
-    constants = [[values.constants(kinds[0], kinds[-1]) for kinds in group] for group in rows]
+    constants = [[values.constants(kinds[0][r], kinds[-1][r]) for r in range(4)] for kinds in rows]
     for step in cutlass.range_constexpr(2):
         slot = 2 * (unit % pairs) + step
         wait(rings.operand_empty.subview(slot), parity(unit, pairs, c.turn, turns) ^ 1)
