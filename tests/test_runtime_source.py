@@ -6,7 +6,7 @@ import io
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -166,6 +166,15 @@ def test_another_format_version_is_refused(artifact: Artifact, monkeypatch: pyte
     monkeypatch.undo()
     with pytest.raises(DamagedArtifactError, match="version"):
         Artifact.from_bytes(newer)
+
+
+def test_metadata_with_other_fields_is_refused(artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole and with the right checksum, but written by a version that knew other facts."""
+    fields = asdict(artifact.metadata)
+    for changed in ({**fields, "colour": "blue"}, {k: v for k, v in fields.items() if k != "registers"}):
+        monkeypatch.setattr("swordfish.runtime.artifact.asdict", lambda _, changed=changed: changed)
+        with pytest.raises(DamagedArtifactError, match="not what this version writes"):
+            Artifact.from_bytes(artifact.to_bytes())
 
 
 def test_compile_errors_carry_the_log() -> None:

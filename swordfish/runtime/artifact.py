@@ -80,10 +80,10 @@ class Artifact:
         if len(body) != _HEADER.size + metadata_size + cubin_size + ptx_size:
             raise DamagedArtifactError("the sizes in the header do not add up")
         cubin_at = _HEADER.size + metadata_size
-        fields = json.loads(body[_HEADER.size : cubin_at])
-        fields["param_sizes"] = tuple(fields["param_sizes"])
-        return cls(
-            cubin=body[cubin_at : cubin_at + cubin_size],
-            ptx=body[cubin_at + cubin_size :].decode(),
-            metadata=ArtifactMetadata(**fields),
-        )
+        try:
+            fields = json.loads(body[_HEADER.size : cubin_at])
+            metadata = ArtifactMetadata(**{**fields, "param_sizes": tuple(fields["param_sizes"])})
+            ptx = body[cubin_at + cubin_size :].decode()
+        except (ValueError, TypeError, KeyError) as error:
+            raise DamagedArtifactError(f"not what this version writes: {error}") from error
+        return cls(body[cubin_at : cubin_at + cubin_size], ptx, metadata)
