@@ -39,7 +39,7 @@ def test_c42_each_row_is_the_bias_once(where: str, n: int, act_order: bool) -> N
 
 @pytest.mark.parametrize("where", EVERYWHERE)
 def test_c42_bias_of_any_dtype_and_stride_is_added_before_rounding(where: str) -> None:
-    """1 + 2^-11 + 2^-11 is 1 + 2^-10 when the sum is rounded once, but 1 when the product is rounded first."""
+    """1 + 2^-11 + 2^-11 is 1 + 2^-10 when rounded once, but 1 when the product is rounded first."""
     device = device_of(where)
     codes = torch.full((64, 8), 9, dtype=torch.uint8)
     w = sf.pack(codes, torch.ones(1, 8), bits=4, group_size=-1, dtype=torch.float16).to(device)

@@ -28,6 +28,13 @@ def test_every_page_of_docs_is_listed_in_the_readme() -> None:
     ] == []
 
 
+def test_the_table_of_cases_names_tests_that_exist() -> None:
+    text = (ROOT / "docs" / "cases.md").read_text()
+    assert re.findall(r"^\| (C\d\d) \|", text, re.MULTILINE) == [f"C{i:02}" for i in range(1, 44)]
+    tests = "".join(path.stem + path.read_text() for path in sorted((ROOT / "tests").glob("test_*.py")))
+    assert [name for name in re.findall(r"`(test_\w+)`", text) if name not in tests] == []
+
+
 def test_versions_agree() -> None:
     project = (ROOT / "pyproject.toml").read_text()
     assert f'\nversion = "{sf.__version__}"\n' in project
