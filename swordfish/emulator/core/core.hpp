@@ -112,6 +112,7 @@ struct WaitKind {
   std::string (*describe)(Ctx&, const Insn&);
   bool timed;                          // may also end with a negative result (try_wait)
   void (*give_up)(Ctx&, const Insn&);  // that negative result
+  bool again = false;                  // the instruction then runs (again), instead of being complete
 };
 
 enum class FragState : uint8_t { Run, Converge, WarpSync, Wait };
@@ -230,8 +231,8 @@ struct Machine {
   AsyncOp& issue(Ctx& c, const Insn& i, const char* what, std::function<void(Machine&, AsyncOp&)> fn);
   void complete(AsyncOp& op);                         // group accounting and register release, after op.run
   bool run_async(bool idle);                          // execute what is due (or one, when idle); true if any ran
-  void force_channel(int64_t channel, const AsyncOp* upto);
-  void force_row(Warp& w, int32_t row);               // finish what is about to write a register row
+  bool force_channel(int64_t channel, const AsyncOp* upto);   // false: something in it is still held back
+  bool force_row(Warp& w, int32_t row);               // finish what is about to write a register row; false: not possible yet
   void finding(const char* kind, const std::string& text, const Actor& a, const Cta* cta, uint64_t address, bool fatal = false);
   void wake() { ++events; }
 

@@ -193,19 +193,26 @@ static bool wait_for_lanes(Machine& m, Warp& w, Frag& f, const Insn& i, Mask mas
   return (need & f.mask) != need;
 }
 
-static void touch_in_flight(Machine& m, Warp& w, const Insn& i) {
-  for (int k = 0; k < i.n; ++k) {
-    const int32_t off = i.o[k];
-    if (off < 0) continue;
-    const int32_t row = off / 128;
-    if (w.n_busy && w.busy[row] && !(i.copy && i.n > 4)) m.force_row(w, row);   // wgmma chains in order by itself
-    if (w.taint[row] > w.mma_waited) {
-      if (i.copy) continue;
+// Finish the operations whose result registers the instruction uses; false when one cannot execute yet.
+static bool settle_rows(Machine& m, Warp& w, const Insn& i) {
+  if (i.copy && i.n > 4) return true;   // wgmma chains in order by itself
+  for (int k = 0; k < i.n && w.n_busy; ++k)
+    if (i.o[k] >= 0 && w.busy[i.o[k] / 128] && !m.force_row(w, i.o[k] / 128)) return false;
+  return true;
+}
+static bool rows_poll(Ctx& c, const Insn& i) { return settle_rows(c.m, c.w, i); }
+static std::string rows_describe(Ctx&, const Insn&) { return "waits for a register that a wgmma will write, which not all warps of the warpgroup have issued"; }
+static const WaitKind ROWS{rows_poll, rows_describe, false, nullptr, true};
+
+// Results of wgmma may be copied before wgmma.wait_group (compilers do), but not used; copies carry the mark along.
+static void check_taint(Machine& m, Warp& w, const Insn& i) {
+  for (int k = 0; k < i.n && !i.copy; ++k) {
+    if (i.o[k] < 0 || w.taint[i.o[k] / 128] <= w.mma_waited) continue;
+    if (m.checks)
       m.finding("in-flight register", "the result of wgmma is used before wgmma.wait_group", Actor{w.agent, 0, nullptr, false, i.pc, w.id, 0}, w.cta, 0);
-      w.taint[row] = 0;
-    }
+    w.taint[i.o[k] / 128] = 0;
   }
-  if (i.copy == 1 && i.n == 2 && i.o[0] >= 0) w.taint[i.o[0] / 128] = i.o[1] >= 0 ? w.taint[i.o[1] / 128] : 0;
+  if (i.copy && i.n == 2 && i.o[0] >= 0) w.taint[i.o[0] / 128] = i.o[1] >= 0 ? w.taint[i.o[1] / 128] : 0;
 }
 
 // Run a warp for up to `quantum` instructions; returns false when it can do nothing.
@@ -234,8 +241,10 @@ static bool run_warp(Machine& m, Warp& w, int quantum) {
       ++f.pc;
     } else if (i.sync && wait_for_lanes(m, w, f, i, mask)) {
       f.state = FragState::Converge;
+    } else if (w.n_busy && !settle_rows(m, w, i)) {
+      f.state = FragState::Wait, f.wait = &ROWS, f.polled = 0;
     } else {
-      if (w.n_busy || w.mma_issued != w.mma_waited) touch_in_flight(m, w, i);
+      if (w.mma_issued != w.mma_waited) check_taint(m, w, i);
       Ctx c{m, w, *w.cta, &w.frags[w.cur], mask};
       switch (i.fn(c, i)) {
         case Flow::Next: ++w.frags[w.cur].pc; break;
@@ -280,7 +289,8 @@ static bool ready(Machine& m, Warp& w) {
     Ctx c{m, w, *w.cta, &f, f.mask};
     if (f.wait->poll(c, m.code[f.pc])) {
       Frag& g = w.frags[k];
-      g.state = FragState::Run, ++g.pc, run = true;
+      g.state = FragState::Run, run = true;
+      if (!g.wait->again) ++g.pc;
     }
   }
   return run;

@@ -51,6 +51,10 @@ static void execute(Machine& m, Cluster& cl, size_t at) {
   m.complete(*op);
 }
 
+static bool held(const AsyncOp& op) {
+  return std::any_of(op.after.begin(), op.after.end(), [](const GroupRef& g) { return g->open > 0; });
+}
+
 bool Machine::run_async(bool idle) {
   Cluster& c = *cl;
   bool any = false;
@@ -63,8 +67,7 @@ bool Machine::run_async(bool idle) {
         if (std::find(channels.begin(), channels.end(), op.channel) != channels.end()) continue;
         channels.push_back(op.channel);
       }
-      const bool held = std::any_of(op.after.begin(), op.after.end(), [](const GroupRef& g) { return g->open > 0; });
-      if (!held && (idle || op.due <= now)) eligible.push_back(k);
+      if (!held(op) && (idle || op.due <= now)) eligible.push_back(k);
     }
     if (eligible.empty()) return any;
     size_t pick = eligible[below(uint32_t(eligible.size()))];
@@ -77,43 +80,40 @@ bool Machine::run_async(bool idle) {
   return any;
 }
 
-void Machine::force_channel(int64_t channel, const AsyncOp* upto) {
+bool Machine::force_channel(int64_t channel, const AsyncOp* upto) {
   Cluster& c = *cl;
   for (size_t k = 0; k < c.queue.size();) {
     if (c.queue[k]->channel != channel) {
       ++k;
       continue;
     }
+    if (held(*c.queue[k])) return false;
     const bool last = c.queue[k].get() == upto;
     execute(*this, c, k);
-    if (last) return;
+    if (last) return true;
     k = 0;
   }
+  return true;
 }
 
-void Machine::force_row(Warp& w, int32_t row) {
+bool Machine::force_row(Warp& w, int32_t row) {
   while (w.busy[row] > 0) {
-    const AsyncOp* op = nullptr;
-    for (auto& q : cl->queue)
-      if (q->warp == &w && std::find(q->rows.begin(), q->rows.end(), row) != q->rows.end()) {
-        op = q.get();
-        break;
-      }
-    if (!op) {
+    size_t at = 0;
+    auto& q = cl->queue;
+    while (at < q.size() && !(q[at]->warp == &w && std::find(q[at]->rows.begin(), q[at]->rows.end(), row) != q[at]->rows.end())) ++at;
+    if (at == q.size()) {
       if (row_used) row_used(*this, w, row);
       w.n_busy -= w.busy[row], w.busy[row] = 0;
-      return;
+      return true;
     }
-    if (op->channel >= 0) {
-      force_channel(op->channel, op);
-      continue;
+    if (q[at]->channel >= 0) {
+      if (!force_channel(q[at]->channel, q[at].get())) return false;
+    } else {
+      if (held(*q[at])) return false;
+      execute(*this, *cl, at);
     }
-    for (size_t k = 0; k < cl->queue.size(); ++k)
-      if (cl->queue[k].get() == op) {
-        execute(*this, *cl, k);
-        break;
-      }
   }
+  return true;
 }
 
 }  // namespace sf

@@ -1,6 +1,7 @@
-// wgmma: m64nNk16 with 16-bit operands. Each warp of the warpgroup computes its 16 rows; operations of a warp stay in order.
+// wgmma: m64nNk16 with 16-bit operands. Each warp of the warpgroup computes its 16 rows; a warp's operations stay in order.
 #include <algorithm>
 #include <array>
+#include <map>
 
 #include "core.hpp"
 #include "dot.hpp"
@@ -106,6 +107,25 @@ static void execute(Machine& m, AsyncOp& op, const WgmmaArgs& g) {
     }
 }
 
+// One wgmma of a warpgroup: it starts when its four warps have issued it, and is complete for each when all four parts are.
+struct Wave { GroupRef gate = std::make_shared<Group>(); std::vector<GroupRef> groups; };
+using WaveRef = std::shared_ptr<Wave>;
+struct Waves { std::map<std::pair<int, uint32_t>, WaveRef> by_number; };   // (warpgroup, number of the wgmma)
+
+static WaveRef join_wave(Warp& w) {
+  if (!w.cta->ext[1]) w.cta->ext[1] = std::make_shared<Waves>();
+  auto& waves = static_cast<Waves*>(w.cta->ext[1].get())->by_number;
+  const auto key = std::make_pair(w.id / 4, w.mma_issued);
+  WaveRef& at = waves[key];
+  if (!at) at = std::make_shared<Wave>(), at->gate->open = 4;
+  WaveRef wave = at;
+  --wave->gate->open;
+  wave->groups.push_back(w.mma_open);
+  w.mma_open->open += 4;
+  if (!wave->gate->open) waves.erase(key);
+  return wave;
+}
+
 // o: d.., then A registers (4) or the A descriptor, B descriptor, scale-d predicate;
 // m[0] N, m[1] flags: 1 bf16, 2 f16 accumulators, 4 A in registers, 8 A transposed, 16 B transposed; m[2], m[3]: scale of A, B
 SF_OP("wgmma") {
@@ -122,10 +142,14 @@ SF_OP("wgmma") {
   g->b_desc = c.r64(*o++)[l];
   g->accumulate = c.pred(*o) & c.mask;
   if (!c.w.mma_open) c.w.mma_open = std::make_shared<Group>();
-  AsyncOp& op = c.m.issue(c, i, "wgmma", [g](Machine& m, AsyncOp& self) { execute(m, self, *g); });
+  WaveRef wave = join_wave(c.w);
+  AsyncOp& op = c.m.issue(c, i, "wgmma", [g, wave](Machine& m, AsyncOp& self) {
+    execute(m, self, *g);
+    for (const GroupRef& group : wave->groups) --group->open, group->clk.join(self.clk);
+  });
   op.channel = c.w.agent;
-  op.group = c.w.mma_open;
-  ++op.group->open;
+  op.after.push_back(wave->gate);
+  c.m.wake();
   ++c.w.mma_issued;
   for (int32_t off : g->d) {
     const int32_t row = off / 128;
