@@ -94,6 +94,7 @@ class Shared:
 def start(c: cutlass.Constexpr, shared: cutlass.Constexpr, group: cutlass.Constexpr, warp: Int32):
     """Barriers and TMEM, seen by every thread of the pair. Returns the TMEM address."""
     if warp == 0:
+        prims.griddepcontrol(prims.GridDepAction.LAUNCH_DEPENDENTS)  # the next kernel may fill SMs that this one leaves
         if prims.elect_sync():
             shared.weights.initialise()
             shared.tokens.initialise()

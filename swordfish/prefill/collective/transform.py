@@ -129,11 +129,14 @@ def transform_stage(
     if elected:
         prims.mbarrier_arrive(rings.input_empty.subview(stage))
 
-    constants = [[values.constants(kinds[0][r], kinds[-1][r]) for r in range(4)] for kinds in rows]
+    constants = []
     for step in cutlass.range_constexpr(2):
         slot = 2 * (unit % pairs) + step
         wait(rings.operand_empty.subview(slot), parity(unit, pairs, c.turn, turns) ^ 1)
         operand.acquire()
+        # Made where they are first used: any earlier, and ptxas copies them out of the way of the stores' registers.
+        for kinds in rows[len(constants) : max(1, (step + 1) * c.groups_per_stage // 2)]:
+            constants.append([values.constants(kinds[0][r], kinds[-1][r]) for r in range(4)])
         for half in cutlass.range_constexpr(2):
             fragments = []
             for sub in cutlass.range_constexpr(SUB_TILES):
