@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from dataclasses import dataclass
 
 import torch
@@ -14,8 +15,12 @@ from swordfish.runtime.device import DeviceProps, device_props
 from swordfish.runtime.launch import PreparedLaunch
 from swordfish.runtime.registry import get_kernel
 from swordfish.scheme import Scheme
+from swordfish.tune.table import device_table
 
-__all__ = ["Plan", "explain", "plan", "prepared_decode"]
+__all__ = ["TUNED_VARIABLE", "Plan", "explain", "forget_plans", "plan", "prepared_decode"]
+
+TUNED_VARIABLE = "SWORDFISH_TUNED"
+"""``0`` in the environment: calls use the rules of ``choose`` whatever ``swordfish tune`` has measured."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,6 @@ class Plan:
         return f"{what}: {self.reason}"
 
 
-@functools.lru_cache(maxsize=4096)
 def plan(
     m: int,
     n: int,
@@ -45,8 +49,16 @@ def plan(
     """The path and configuration for ``x[m, k] @ W[k, n]``; ``props`` is ``None`` for the CPU reference.
 
     ``k`` counts packed rows (``PackedWeight.packed_k``); ``padded_rows`` says that some of them are padding
-    between groups.
+    between groups. A configuration that ``swordfish tune`` found faster on this device goes before the rules
+    of :func:`~swordfish.decode.choose.choose`, unless :data:`TUNED_VARIABLE` is ``0``.
     """
+    return _plan(m, n, k, scheme, props, padded_rows, os.environ.get(TUNED_VARIABLE) != "0")
+
+
+@functools.lru_cache(maxsize=4096)
+def _plan(
+    m: int, n: int, k: int, scheme: Scheme, props: DeviceProps | None, padded_rows: bool, tuned: bool
+) -> Plan:
     if m < 0:
         raise ArgumentError("m", m, "0 or more")
     if m == 0:
@@ -55,8 +67,19 @@ def plan(
         return Plan(
             "reference", None, "tensors on the CPU and no GPU emulated: fp64 product of the exact weights"
         )
+    if tuned:
+        entry = device_table(props).find(scheme, m, k, n, padded_rows=padded_rows)
+        if entry is not None:
+            reason = f"tuned on this device, {entry.us:.2f} us against {entry.default_us:.2f} us by rule"
+            return Plan("decode", entry.config, reason)
     choice = choose(m, n, k, scheme, props, padded_rows=padded_rows)
     return Plan("decode", choice.config, choice.reason)
+
+
+def forget_plans() -> None:
+    """Forget plans and the tables that they came from: calls see what was tuned since."""
+    _plan.cache_clear()
+    device_table.cache_clear()
 
 
 def explain(w: PackedWeight, m: int) -> Plan:

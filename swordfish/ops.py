@@ -169,13 +169,29 @@ def _launch(x: torch.Tensor, w: PackedWeight, bias: torch.Tensor | None, out: to
     if props is None or chosen.config is None:
         reference_mm(x, w, bias, out)
         return
-    config: RingConfig = chosen.config
-    x = packed_tokens(x, None if config.gather else w.perm, k, props.arch)
     target = out if _storable(out) else torch.empty((m, n), dtype=out.dtype, device=out.device)
-    launch = prepared_decode(config, w.scheme, m, k, n, bias is not None, props.arch)
-    launch(config.arguments(w.words, w.scale_rows, w.zero_rows, x, w.perm, bias, target))
+    launch_decode(chosen.config, x, w, bias, target, props.arch)
     if target is not out:
         out.copy_(target)
+
+
+def launch_decode(
+    config: RingConfig,
+    x: torch.Tensor,
+    w: PackedWeight,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    arch: str,
+) -> None:
+    """Queue ``out[M, N] = x[M, K] @ W (+ bias)`` with the given configuration; with act-order and without
+    ``gather``, a launch that permutes x goes before it.
+
+    At least one row. ``out`` has unit inner stride and, if N is a multiple of 4, rows aligned to 8 bytes.
+    """
+    k, n = w.packed_k, w.shape[1]
+    tokens = packed_tokens(x, None if config.gather else w.perm, k, arch)
+    launch = prepared_decode(config, w.scheme, x.shape[0], k, n, bias is not None, arch)
+    launch(config.arguments(w.words, w.scale_rows, w.zero_rows, tokens, w.perm, bias, out))
 
 
 def _storable(out: torch.Tensor) -> bool:
