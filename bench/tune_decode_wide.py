@@ -59,61 +59,72 @@ def clusters_that_fit(split: int, ctas: int) -> int:
 
 
 def estimate(config: WideConfig, k: int, n: int, bits: int, sms: int) -> float:
-    """Microseconds by a crude model: the slowest of DRAM, L2 and tensor cores, the last with uneven CTAs."""
-    tiles = -(-n // config.columns)
-    ctas = tiles * config.split
+    """Microseconds by a crude model: the slowest of DRAM, L2 and the busiest SM, and what starting and splitting cost.
+
+    The hardware fills an SM before it goes to the next one, so an SM works for as many CTAs as it has room for.
+    """
+    columns = -(-n // config.columns)
+    ctas = columns * config.split
+    full = max(1.0, math.ceil(ctas / (sms * config.min_ctas)) * sms * config.min_ctas / ctas)
     weights = k * n * bits / 8
     dram = weights / 4.2e6
-    l2 = (weights + tiles * config.tokens * k * 2) / 6.0e6
-    uneven = max(1.0, math.ceil(ctas / sms) * sms / ctas)
-    tensor = uneven * (n / 64) * (k / 16) / sms * max(14, config.tokens / 2) / 1600
-    return (
-        max(dram, l2, tensor)
-        + 0.5 * min(dram, tensor) / config.warpgroups / config.min_ctas
-        + 0.05 * config.split
+    l2 = (weights + columns * config.tokens * k * 2) / 5.0e6
+    steps = (
+        config.columns / 64 * (-(-k // (config.stage_k * config.split)) * config.stage_k / 16) * ctas / sms
     )
+    issue = (
+        11
+        + config.tokens / 16
+        + (1700 / config.tiles + 350 * config.tiles) / config.stage_k / config.tiles * 0.9
+    )
+    cycles = max(14.0, config.tokens / 2, issue) * (1.25 if config.warpgroups * config.min_ctas < 3 else 1.0)
+    busy = full * steps * cycles / 1600
+    exchange = 0.0 if config.split == 1 else 0.7 + config.tokens * config.columns * config.min_ctas * 4 / 60e3
+    return max(dram, l2, busy) + 0.25 * min(dram, busy) + exchange
 
 
 def candidates(scheme: Scheme, m: int, k: int, n: int, props: DeviceProps, wgmma: bool) -> list[WideConfig]:
     """Configurations worth timing: for every cut of the machine its most promising splits, then variants."""
     tokens = next(b for b in BUCKETS if b >= m)
-    ranked: list[tuple[float, WideConfig]] = []
-    cuts = itertools.product((1, 2, 4), (1, 2, 3, 4, 5), (1, 2, 3, 4, 5), (False, True), (128, 256))
+    by_cut: dict[tuple[int, ...], list[tuple[float, WideConfig]]] = {}
+    cuts = itertools.product((1, 2, 4), (1, 2, 3, 4, 5), (1, 2, 3, 4), (False, True), (256, 128))
     for tiles, groups, ctas, in_place, stage_k in cuts:
         if groups * ctas not in (2, 3, 4, 5, 6) or tiles * groups > 4 + (groups == 5):
             continue
         if in_place and (tokens < 32 or scheme.zeros == "offset"):
             continue
-        found = []
         for split in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12):
-            config = WideConfig(tokens, tiles, groups, stage_k, 2, split, ctas, False, wgmma, in_place, 1)
-            if registers_needed(config) > config.registers:
-                continue
-            columns = -(-n // config.columns)
+            base = (tokens, tiles, groups, stage_k)
+            columns = -(-n // (64 * tiles * groups))
             if columns > (clusters_that_fit(split, ctas) if split > 1 else 4 * props.sm_count * ctas):
                 continue
-            if columns * split < 0.35 * props.sm_count * ctas:
+            if split > -(-k // stage_k):
                 continue
             room = min(props.smem_per_cta, props.smem_per_sm // ctas - props.smem_reserved)
             for overlay, slots in itertools.product((False, True), (10, 8, 7, 6, 5, 4, 3, 2)):
-                fits = replace(config, slots=slots, overlay=overlay)
-                if slots * stage_k >= 384 + 128 * (not overlay) and fits.shared_bytes(scheme) <= room:
+                try:
+                    config = WideConfig(*base, slots, split, ctas, overlay, wgmma, in_place, 1)
+                except ArgumentError:
+                    continue
+                if slots * stage_k >= 384 + 128 * (not overlay) and config.shared_bytes(scheme) <= room:
                     break
             else:
                 continue
-            try:
-                fits.check(scheme, k, n, props)
-            except ArgumentError:
+            if registers_needed(config) > config.registers:
                 continue
-            found.append((estimate(fits, k, n, scheme.bits, props.sm_count), fits))
-        found.sort(key=lambda item: item[0])
-        for rank, (cost, config) in enumerate(found):
-            ranked.append((cost * (1 + 0.06 * rank), config))
-            ranked.append((cost * (1.1 + 0.06 * rank), replace(config, refill_batch=0)))
-            if config.slots > 2:
-                ranked.append((cost * (1.15 + 0.06 * rank), replace(config, lag=2)))
-    ranked.sort(key=lambda item: item[0])
-    return [config for _, config in ranked]
+            # One set of sums costs more instructions; it is for what two sets have no registers for.
+            if in_place and registers_needed(replace(config, in_place=False)) <= config.registers:
+                continue
+            cost = estimate(config, k, n, scheme.bits, props.sm_count)
+            by_cut.setdefault((tiles, groups, ctas), []).append((cost, config))
+    # The best of every cut, then the second best, ...
+    ranked = [
+        (rank, cost, config)
+        for found in by_cut.values()
+        for rank, (cost, config) in enumerate(sorted(found, key=lambda item: item[0]))
+    ]
+    ranked.sort(key=lambda item: item[:2])
+    return [config for _, _, config in ranked]
 
 
 def parse_config(text: str) -> WideConfig:
@@ -157,7 +168,7 @@ def run_child(scheme: Scheme, jobs: list[Job], results: Any, start: int) -> None
                 def call(
                     i: int, launch: Any = launch, config: WideConfig = config, o: Operands = operands
                 ) -> torch.Tensor:
-                    launch(config.arguments(o.words[i], o.scales[i], o.zeros[i], o.x, None, o.out))
+                    launch(config.arguments(o.scheme, o.words[i], o.scales[i], o.zeros[i], o.x, None, o.out))
                     return o.out
 
                 error, rounding = operands.error(call)

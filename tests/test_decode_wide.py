@@ -35,7 +35,7 @@ def run(
     with emulate(arch, seed=seed, **options) as emulation:
         kernel.launch(
             config.launch_config(w.scheme, x.shape[0], k, n),
-            config.arguments(w.words, w.scales, w.zeros, padded, w.bias, out),
+            config.arguments(w.scheme, w.words, w.scales, w.zeros, padded, w.bias, out),
         )
     report = emulation.reports[-1]
     assert not report.findings, str(report.findings[0])

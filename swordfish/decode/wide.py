@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from math import gcd
 
@@ -18,9 +19,9 @@ from swordfish.scheme import CHANNELWISE, Scheme
 __all__ = ["WideConfig"]
 
 _REGISTER_FILE = 65536
-_TOKEN_MAPS_KEPT = 4096
-_token_maps: dict[tuple[object, ...], bytes] = {}
-"""Encoded tensor maps, by everything they depend on; encoding one costs tens of microseconds."""
+_ENCODED_KEPT = 4096
+_encoded: dict[tuple[object, ...], bytes] = {}
+"""Tensor maps by everything they depend on: encoding one costs tens of microseconds, a launch needs four."""
 _ZERO_KINDS = {"none": 0, "integer": 1, "offset": 2}
 
 
@@ -73,8 +74,16 @@ class WideConfig:
                 "128 or more with one tile",
                 "Fragments alternate between two buffers.",
             )
-        if not 1 <= self.lag < self.slots:
-            raise ArgumentError("slots", self.slots, f"more than lag={self.lag}")
+        # The last batch of a stage waits for the next stage; what the wait is for must have been requested before.
+        needed = self.lag + 1 if self.refill_batch < self.batches - 1 else self.lag + 2
+        if self.lag < 1 or self.slots < needed:
+            raise ArgumentError(
+                "slots", self.slots, f"{needed} or more with lag={self.lag}, which is 1 or more"
+            )
+        if self.refill_batch not in range(self.batches):
+            raise ArgumentError(
+                "refill_batch", self.refill_batch, f"one of the {self.batches} batches of a stage"
+            )
         if self.split not in range(1, 17):
             raise ArgumentError("split", self.split, "1 to 16, the largest cluster")
         if self.min_ctas not in range(1, 17):
@@ -86,6 +95,11 @@ class WideConfig:
 
     def __str__(self) -> str:
         return f"wide({', '.join(f'{f.name}={getattr(self, f.name)}' for f in fields(self))})"
+
+    @property
+    def batches(self) -> int:
+        """Batches of a stage, at least: four k16 steps of one tile each (two, where a scale serves only 32 k)."""
+        return max(1, self.tiles * self.stage_k // 64)
 
     @property
     def threads(self) -> int:
@@ -176,6 +190,7 @@ class WideConfig:
 
     def arguments(
         self,
+        scheme: Scheme,
         words: torch.Tensor,
         scales: torch.Tensor,
         zeros: torch.Tensor | None,
@@ -184,29 +199,73 @@ class WideConfig:
         out: torch.Tensor,
     ) -> tuple[object, ...]:
         """Kernel arguments, in order. ``x`` and ``out`` are 2-D with unit inner stride; rows of ``x`` are
-        16-byte aligned, rows of ``out`` 4-byte aligned if N is even."""
-        tokens = _token_map(x, self.tokens)
-        return words, scales, zeros, tokens, bias, out, np.int32(x.shape[0]), np.int64(out.stride(0))
+        16-byte aligned and ``ceil(K/64) * 64`` long, rows of ``out`` 4-byte aligned if N is even."""
+        blocks = self.columns // 64
+        depth = self.stage_k // 64
+        rows = self._scale_rows(scheme)
+        scale_map = _map(scales, _rows, blocks, rows)
+        zero_map = scale_map if zeros is None else _map(zeros, _rows, blocks, rows)
+        word_map = _map(words, _words, depth * scheme.bits // 4, blocks)
+        token_map = _map(x, _tokens, self.tokens, depth)
+        return (
+            word_map,
+            scale_map,
+            zero_map,
+            token_map,
+            bias,
+            out,
+            np.int32(x.shape[0]),
+            np.int64(out.stride(0)),
+        )
+
+    def _scale_rows(self, scheme: Scheme) -> int:
+        """Rows of scales that one copy brings."""
+        if scheme.group_size == CHANNELWISE or self.stage_k % scheme.group_size:
+            return 1
+        return self.stage_k // scheme.group_size
 
 
-def _token_map(x: torch.Tensor, tokens: int) -> TensorMap | bytes:
-    """Boxes of 64 k and ``tokens`` rows of ``x``; rows past the last one read as zeros."""
-    m, k = x.shape
-    if not x.is_cuda:
-        return _describe(x, tokens)
-    key = (x.data_ptr(), m, k, x.stride(0), x.dtype, tokens)
-    encoded = _token_maps.get(key)
+def _map(tensor: torch.Tensor, describe: Callable[[torch.Tensor, int, int], TensorMap], *box: int) -> object:
+    """The map of a tensor; encoded once for a CUDA tensor of this address and shape."""
+    if not tensor.is_cuda:
+        return describe(tensor, *box)
+    key = (tensor.data_ptr(), tensor.shape, tensor.stride(0), tensor.dtype, describe, box)
+    encoded = _encoded.get(key)
     if encoded is None:
-        if len(_token_maps) >= _TOKEN_MAPS_KEPT:
-            _token_maps.clear()
-        encoded = _token_maps[key] = _describe(x, tokens).encoded
+        if len(_encoded) >= _ENCODED_KEPT:
+            _encoded.clear()
+        encoded = _encoded[key] = describe(tensor, *box).encoded
     return encoded
 
 
-def _describe(x: torch.Tensor, tokens: int) -> TensorMap:
+def _tokens(x: torch.Tensor, rows: int, depth: int) -> TensorMap:
+    """``x`` as panels of 64 k: ``depth`` of them in a box, each with ``rows`` swizzled rows of 128 bytes."""
     m, k = x.shape
-    dtype = str(x.dtype).removeprefix("torch.")
-    return TensorMap(x, dtype, (k, m), (x.stride(0) * 2,), (64, tokens), swizzle="128", l2_promotion="256")
+    dtype, dims = str(x.dtype).removeprefix("torch."), (64, m, k // 64)
+    return TensorMap(
+        x, dtype, dims, (x.stride(0) * 2, 128), (64, rows, depth), swizzle="128", l2_promotion="256"
+    )
+
+
+def _words(words: torch.Tensor, depth: int, blocks: int) -> TensorMap:
+    """Packed words as pieces of 2 KB: ``depth`` along K and ``blocks`` of 64 columns in a box."""
+    n_blocks, k_blocks, block = words.shape
+    pieces = k_blocks * (block // 512)
+    return TensorMap(
+        words,
+        "uint64",
+        (256, pieces, n_blocks),
+        (2048, pieces * 2048),
+        (256, depth, blocks),
+        l2_promotion="256",
+    )
+
+
+def _rows(scales: torch.Tensor, blocks: int, rows: int) -> TensorMap:
+    """Scale or zero rows as blocks of 64 columns; the rows are padded to whole blocks."""
+    groups, n = scales.shape
+    dims, strides = (64, -(-n // 64), groups), (128, scales.stride(0) * 2)
+    return TensorMap(scales, str(scales.dtype).removeprefix("torch."), dims, strides, (64, blocks, rows))
 
 
 def _wgmma_text(tokens: int, dtype: str) -> dict[str, int | str]:

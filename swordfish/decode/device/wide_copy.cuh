@@ -19,17 +19,18 @@ SF_DEVICE void barrier_arrive_if(bool go, u32 bar) {
       "@go mbarrier.arrive.shared::cta.b64 _, [%0];\n\t}" ::"r"(bar), "r"((u32)go) : "memory");
 }
 
-SF_DEVICE void bulk_load_if(bool go, u32 dst, const void* src, u32 bytes, u32 bar, u64 policy) {
+// A box of a three-dimensional tensor; what lies outside the tensor arrives as zeros and counts as bytes, too.
+SF_DEVICE void tensor_load_if(bool go, u32 dst, const TensorMap* map, int c1, int c2, u32 bar, u64 policy) {
   asm volatile(
-      "{\n\t.reg .pred go;\n\tsetp.ne.u32 go, %5, 0;\n\t"
-      "@go cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;\n\t}" ::"r"(dst), "l"(src), "r"(bytes), "r"(bar), "l"(policy), "r"((u32)go) : "memory");
+      "{\n\t.reg .pred go;\n\tsetp.ne.u32 go, %6, 0;\n\t"
+      "@go cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {0, %2, %3}], [%4], %5;\n\t}" ::"r"(dst), "l"(map), "r"(c1), "r"(c2), "r"(bar), "l"(policy), "r"((u32)go) : "memory");
 }
 
-// A box of a two-dimensional tensor, swizzled on the way; what lies outside the tensor arrives as zeros.
-SF_DEVICE void tensor_load_if(bool go, u32 dst, const TensorMap* map, int column, int row, u32 bar) {
-  asm volatile(
-      "{\n\t.reg .pred go;\n\tsetp.ne.u32 go, %5, 0;\n\t"
-      "@go cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];\n\t}" ::"r"(dst), "l"(map), "r"(column), "r"(row), "r"(bar), "r"((u32)go) : "memory");
+// For what other CTAs read, too.
+SF_DEVICE u64 evict_last_policy() {
+  u64 policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
 }
 
 SF_DEVICE void cta_sync() { asm volatile("bar.sync 0;" ::: "memory"); }
