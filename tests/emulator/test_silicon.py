@@ -1,6 +1,7 @@
 """The emulator against recorded outputs of a GPU of compute capability 9.0, bit for bit.
 
-``tests/silicon/record.py`` makes the recording. A case whose PTX or inputs changed since is noticed by its fingerprint.
+``tests/silicon/record.py`` makes the recording. A case whose PTX or inputs changed since is noticed by its
+fingerprint.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 import swordfish.emulator as emulator
+from swordfish.emulator.run import POLICIES
 from swordfish.runtime import LaunchConfig
 from tests.silicon.case import Arg, Array, Case, TensorMapSpec
 from tests.silicon.compare import differences, ulp_distance
@@ -43,19 +45,30 @@ def _argument(arg: Arg, args: list[Arg]) -> object:
     )
 
 
-def emulate(case: Case) -> list[Array]:
-    """Run a case with a schedule of its own and return its output buffers."""
-    args = [np.ascontiguousarray(a) if isinstance(a, np.ndarray) else a for a in case.inputs()]
+def run(case: Case, args: list[Arg], passed: list[object]) -> emulator.Report:
+    """Emulate under a schedule that belongs to the case."""
     launch = LaunchConfig(case.grid, case.block, case.cluster, case.shared_bytes)
-    report = emulator.run(
+    seed = zlib.crc32(case.name.encode())
+    return emulator.run(
         case.ptx,
         case.entry,
-        [_argument(a, args) for a in args],
+        passed,
         launch,
         arch="sm_90a",
-        seed=zlib.crc32(case.name.encode()),
+        seed=seed,
+        policy=POLICIES[seed % len(POLICIES)],
+        regions=[a for a in args if isinstance(a, np.ndarray)],
     )
-    report.raise_on_findings()
+
+
+def arguments(case: Case) -> list[Arg]:
+    return [np.ascontiguousarray(a) if isinstance(a, np.ndarray) else a for a in case.inputs()]
+
+
+def emulate(case: Case) -> list[Array]:
+    """The output buffers of a case; a finding of the checkers raises."""
+    args = arguments(case)
+    run(case, args, [_argument(a, args) for a in args]).raise_on_findings()
     return [np.asarray(args[i]) for i in case.outputs]
 
 
@@ -66,11 +79,40 @@ def test_recording_belongs_to_this_suite() -> None:
     assert stale == []
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if not case.faults])
 def test_agrees_with_silicon(name: str) -> None:
     case = CASES[name]
     recorded = recording().outputs[name][: len(case.outputs)]
     assert differences(case, recorded, emulate(case)) == []
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.faults])
+def test_what_faults_on_silicon_is_found(name: str) -> None:
+    assert recording().faults[name].startswith(("cuCtxSynchronize: CUDA_ERROR", "CUDA_ERROR"))
+    case = CASES[name]
+    args = arguments(case)
+    assert not run(case, args, [_argument(a, args) for a in args]).ok
+
+
+def _has_map(case: Case) -> bool:
+    return not case.faults and any(isinstance(a, TensorMapSpec) for a in case.inputs())
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if _has_map(case)])
+def test_reads_the_drivers_tensor_maps(name: str) -> None:
+    """The 128 bytes that the driver encoded, with the address put back, do what the description does."""
+    case = CASES[name]
+    recorded = recording().outputs[name]
+    args = arguments(case)
+    passed: list[object] = list(args)
+    (at,) = [i for i, a in enumerate(args) if isinstance(a, TensorMapSpec)]
+    spec = args[at]
+    assert isinstance(spec, TensorMapSpec)
+    buffer = args[spec.buffer]
+    assert isinstance(buffer, np.ndarray)
+    passed[at] = buffer.ctypes.data.to_bytes(8, "little") + recorded[-1][8:].tobytes()
+    run(case, args, passed).raise_on_findings()
+    assert differences(case, recorded[: len(case.outputs)], [np.asarray(args[i]) for i in case.outputs]) == []
 
 
 def test_comparison_sees_one_bit() -> None:

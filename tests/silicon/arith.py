@@ -1,4 +1,4 @@
-"""Floating-point arithmetic in float32, float16x2, bfloat16x2 and float64: rounding, subnormals, NaN, minima, comparisons."""
+"""Floating-point arithmetic in float32, float16x2, bfloat16x2 and float64: rounding, subnormals, NaN, order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""atom and red on global and shared memory: returned values, results, floating-point rounding and packed 16-bit adds."""
+"""atom and red on global and shared memory: returned values, results, rounding and packed 16-bit adds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one case of the silicon suite is: PTX, a launch, deterministic arguments and which of them are outputs.
+"""What one case of the silicon suite is: PTX, a launch, deterministic arguments and its outputs.
 
 Everything here needs only numpy, so that the recorder runs on a machine that has a GPU and little else.
 """

@@ -1,4 +1,4 @@
-"""Thread block clusters: identities, addresses, distributed shared memory, remote arrivals, cluster barriers."""
+"""Thread block clusters: identities, addresses, distributed shared memory, arrivals and cluster barriers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversions between floating-point and integer types in every rounding mode, over special and random patterns."""
+"""Conversions between floating-point and integer types in every rounding mode, special and random patterns."""
 
 from __future__ import annotations
 
@@ -137,11 +137,10 @@ def _integers() -> Iterator[Case]:
     )
     half = [f"cvt.rn.{to}.{of} $d, $a;" for of in ("s16", "u16") for to in ("f16", "bf16")]
     yield elementwise("convert/short.half", half, lambda s: [s.u16(256)], 2)
-    byte = {
-        f"cvt.rn.{to}.{of}": f"{{ .reg .b32 t; cvt.{'s' if of[0] == 's' else 'u'}32.{of} t, $a; cvt.rn.{to}.{of[0]}32 $d, t; }}"
-        for of in ("s8", "u8") for to in ("f16", "f32")
-    }  # fmt: skip
-    table = {label: op for label, op in byte.items() if "f32" in label}
+    table = {
+        f"cvt.rn.f32.{s}8": f"{{ .reg .b32 t; cvt.{s}32.{s}8 t, $a; cvt.rn.f32.{s}32 $d, t; }}"
+        for s in ("s", "u")
+    }
     yield elementwise("convert/byte.f32", table, lambda s: [s.u16(128)], 4)
 
 

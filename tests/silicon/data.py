@@ -1,4 +1,4 @@
-"""Deterministic operands: a counter-based generator (independent of numpy's version) and float bit patterns."""
+"""Deterministic operands: a counter-based generator, independent of numpy's version, and bit patterns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cases that apply a list of instructions to the same operands, one element a thread, one output row an instruction."""
+"""Cases that apply a list of instructions to the same operands: an element a thread, a row an instruction."""
 
 from __future__ import annotations
 

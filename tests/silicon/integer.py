@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -13,10 +13,12 @@ from .elementwise import elementwise, u32_patterns
 __all__ = ["cases"]
 
 
-def _words(*counts: str, n: int = 128):  # type: ignore[no-untyped-def]
+def _words(*kinds: str, n: int = 128) -> Callable[[Stream], list[Array]]:
+    """A maker of operands: ``word``, ``long``, ``short``, or a number for values below it."""
+
     def make(s: Stream) -> list[Array]:
         out = []
-        for kind in counts:
+        for kind in kinds:
             if kind == "word":
                 out.append(u32_patterns(s, n))
             elif kind == "long":
@@ -118,9 +120,8 @@ def _bits() -> Iterator[Case]:
     ]
     yield elementwise("integer/count", one, _words("word", n=256), 4)
     fields = {f"bfe.{t}": f"bfe.{t} $d, $a, $b, $c;" for t in ("u32", "s32")}
-    fields |= {"bfi.b32": "bfi.b32 $d, $a, $d, $b, $c;", "bmsk.clamp": "bmsk.clamp.b32 $d, $b, $c;", "bmsk.wrap": "bmsk.wrap.b32 $d, $b, $c;",
+    fields |= {"bfi.b32": "bfi.b32 $d, $a, 0x12345678, $b, $c;", "bmsk.clamp": "bmsk.clamp.b32 $d, $b, $c;", "bmsk.wrap": "bmsk.wrap.b32 $d, $b, $c;",
                "szext.wrap.s32": "szext.wrap.s32 $d, $a, $c;", "szext.clamp.u32": "szext.clamp.u32 $d, $a, $c;", "fns.b32": "fns.b32 $d, $a, 7, 2;"}  # fmt: skip
-    fields["bfi.b32"] = "bfi.b32 $d, $a, 0x12345678, $b, $c;"
     yield elementwise("integer/field", fields, _words("word", "40", "40"), 4)
 
 

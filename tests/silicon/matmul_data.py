@@ -1,4 +1,4 @@
-"""Operands that tell accumulation models apart: wide exponents, cancellation, powers of two, subnormals, inf and NaN."""
+"""Operands that tell accumulation models apart: wide exponents, cancellation, ties, subnormals, inf and NaN."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loads and stores of every width and state space, sign extension, vectors, caches, constants, locals and calls."""
+"""Loads and stores of every width and state space, vectors, caches, constants, locals and calls."""
 
 from __future__ import annotations
 

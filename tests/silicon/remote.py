@@ -1,4 +1,4 @@
-"""Asynchronous work between the CTAs of a cluster: st.async, red.async, bulk copies to a peer, multicast, token rings."""
+"""Asynchronous work between the CTAs of a cluster: st.async, red.async, copies to a peer, multicast, a ring."""
 
 from __future__ import annotations
 

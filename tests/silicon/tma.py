@@ -1,4 +1,4 @@
-"""Bulk tensor copies: swizzles, 1D to 5D boxes, out-of-bounds fill, element strides, multicast, stores and reductions.
+"""Bulk tensor copies: swizzles, 1D to 5D boxes, bounds, element strides, multicast, stores, reductions.
 
 The innermost coordinate times the element size is a multiple of 16 bytes everywhere: an H200 refuses other coordinates with
 an illegal-instruction error (see ``faults.py``).
@@ -35,12 +35,21 @@ def cases() -> Iterator[Case]:
     yield from _reductions()
 
 
-def tensor(buffer: int, dtype: str, dims: Sequence[int], box: Sequence[int], **more: object) -> TensorMapSpec:
+def tensor(
+    buffer: int,
+    dtype: str,
+    dims: Sequence[int],
+    box: Sequence[int],
+    *,
+    element_strides: tuple[int, ...] = (),
+    swizzle: int = 0,
+    nan_fill: bool = False,
+) -> TensorMapSpec:
     """A map over a packed tensor whose rows are padded to 16 bytes."""
     size = _SIZE[dtype]
     pitch = -(-dims[0] * size // 16) * 16
-    strides = [pitch * math.prod(dims[1:i]) for i in range(1, len(dims))]
-    return TensorMapSpec(buffer, dtype, tuple(dims), tuple(strides), tuple(box), **more)  # type: ignore[arg-type]
+    strides = tuple(pitch * math.prod(dims[1:i]) for i in range(1, len(dims)))
+    return TensorMapSpec(buffer, dtype, tuple(dims), strides, tuple(box), element_strides, swizzle, nan_fill)
 
 
 def _words(spec: TensorMapSpec) -> int:

@@ -1,4 +1,4 @@
-"""Warp instructions: shfl in all modes, vote, match, redux, elect, divergent branches and special registers."""
+"""Warp instructions: shfl in all modes, vote, match, redux, elect, divergence and special registers."""
 
 from __future__ import annotations
 

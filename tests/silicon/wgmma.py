@@ -1,4 +1,4 @@
-"""wgmma with float16 and bfloat16 operands: accumulation, every shared-memory layout, A from registers, chains of k-steps."""
+"""wgmma with float16 and bfloat16 operands: accumulation, shared-memory layouts, A in registers, k chains."""
 
 from __future__ import annotations
 
