@@ -14,7 +14,7 @@ class Finding:
     """One defect: ``kind`` and ``text``, and the PTX ``line``, CTA, warp, lane and address where it showed first.
 
     Kinds: ``deadlock``, ``livelock``, ``race``, ``proxy fence``, ``uninitialised``, ``out of bounds``, ``misaligned``,
-    ``mbarrier``, ``barrier``, ``exited CTA``, ``in-flight register``, ``divergent``, ``trap``, ``resources`` and those
+    ``mbarrier``, ``barrier``, ``exited CTA``, ``cluster start``, ``in-flight register``, ``divergent``, ``trap``, ``resources`` and those
     of the tensor-memory family. ``count`` is how often it happened at that instruction.
     """
 

@@ -26,7 +26,8 @@ POLICIES = ("late", "eager", "mixed", "heavy")
 WARP_POLICIES = ("random", "greedy", "round_robin")
 SHARED_LIMIT = {"sm_90": 232448, "sm_100": 232448, "sm_103": 232448, "sm_110": 232448}
 """Largest shared memory of a CTA in bytes, by architecture (CUDA C++ programming guide, technical specifications)."""
-LIVELOCK_STEPS = 20_000_000
+LIVELOCK_STEPS = 5_000_000
+"""Warp-instructions without a store, arrival or completion after which the warps are said to spin for ever."""
 
 
 class LaunchLike(Protocol):

@@ -168,10 +168,17 @@ SF_OP("brx") {   // o[0]: index, o[1..]: unused; the table of targets is in m[0]
   for (auto& [target, mask] : by_target) put(mask, target);
   return Flow::Jump;
 }
+static void check_members(Machine& m, const Warp& w, const Insn& i, Mask lanes, Mask members) {
+  if (lanes & ~members && m.checks)
+    m.finding("divergent", "lanes " + hex(lanes & ~members) + " execute an instruction whose member mask " + hex(members) + " leaves them out",
+              Actor{w.agent, 0, nullptr, false, i.pc, w.id, __builtin_ctz(lanes & ~members)}, w.cta, 0);
+}
+
 SF_OP("bar.warp.sync") {   // o[0]: members
   Frag& f = *c.frag;
   f.state = FragState::WarpSync;
   f.w[0] = c.r32(i.o[0])[c.first()];
+  check_members(c.m, c.w, i, c.mask, Mask(f.w[0]));
   release_warp_sync(c.w);
   return Flow::Jump;
 }
@@ -189,6 +196,7 @@ static bool wait_for_lanes(Machine& m, Warp& w, Frag& f, const Insn& i, Mask mas
   }
   const int32_t off = i.o[i.n - 1];
   const uint32_t* members = reinterpret_cast<const uint32_t*>(off >= 0 ? w.regs + off : m.consts.data() + ~off);
+  check_members(m, w, i, mask, members[__builtin_ctz(mask)]);
   const Mask need = members[__builtin_ctz(mask)] & w.alive;
   return (need & f.mask) != need;
 }
@@ -333,7 +341,7 @@ static void report_deadlock(Machine& m, Cluster& cl, const char* kind) {
 
 static Warp* pick(Machine& m, std::vector<Warp*>& active, size_t& cursor) {
   const size_t n = active.size();
-  size_t start = cursor;
+  size_t start = cursor % n;
   if (m.warp_policy == WarpPolicy::Random) start = m.below(uint32_t(n));
   else if (m.warp_policy == WarpPolicy::RoundRobin) start = cursor + 1;
   for (size_t k = 0; k < n; ++k) {
@@ -355,6 +363,8 @@ void schedule(Machine& m, Cluster& cl) {
   while (!active.empty() && !m.stop) {
     Warp* w = pick(m, active, cursor);
     if (m.progress != seen) seen = m.progress, seen_at = m.now;
+    // Warps that poll must not starve operations that wait for an idle moment.
+    if (m.now - seen_at > 20000 && m.run_async(true)) continue;
     if (m.now - seen_at > m.step_limit) {
       report_deadlock(m, cl, "livelock");
       break;
@@ -369,7 +379,9 @@ void schedule(Machine& m, Cluster& cl) {
     }
     int quantum = 1 + int(m.below(m.below(4) ? 128 : 4));
     if (m.warp_policy == WarpPolicy::Greedy) quantum = 4096;
+    const uint64_t before = m.now;
     run_warp(m, *w, quantum);
+    if (m.warp_policy == WarpPolicy::Greedy && m.now - before >= uint64_t(quantum)) ++cursor;   // it may be polling
     if (!w->alive) active.erase(std::find(active.begin(), active.end(), w));
     if (!cl.queue.empty()) m.run_async(false);
   }

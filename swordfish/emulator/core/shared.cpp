@@ -99,6 +99,18 @@ static void shadow_access(Machine& m, Cta& cta, uint32_t off, uint32_t n, Access
   }
 }
 
+// A live mbarrier is opaque: only mbarrier instructions and completions may touch it.
+static void check_mbarriers(Machine& m, Cta& cta, uint32_t off, uint32_t n, Access kind, const Actor& a) {
+  const auto& all = cta.mbar;
+  if (all.empty() || off + n <= all.begin()->first || off >= all.rbegin()->first + 8) return;
+  auto it = all.upper_bound(off + n - 1);
+  if (it == all.begin()) return;
+  --it;
+  if (it->first + 8 > off && it->second.live)
+    m.finding("mbarrier", std::string("ordinary ") + (kind == READ || kind == STRONG_READ ? "read" : "write") + " of the mbarrier initialised at line " +
+              std::to_string(m.code[it->second.init_pc].line), a, &cta, uint64_t(cta.rank) << 24 | it->first);
+}
+
 uint8_t* Machine::shared(Cta& from, uint32_t addr, uint32_t n, Access kind, const Actor& a) {
   Cta* owner = shared_owner(from, addr);
   const uint32_t off = addr & 0xffffff;
@@ -112,8 +124,12 @@ uint8_t* Machine::shared(Cta& from, uint32_t addr, uint32_t n, Access kind, cons
             hex(SMEM_BASE + uint32_t(smem_bytes)) + ")", a, owner, addr);
     return nullptr;
   }
+  if (owner != &from && checks && !from.cl->bar_generation)
+    finding("cluster start", "access to the shared memory of CTA rank " + std::to_string(owner->rank) + " before a barrier.cluster shows that it has started",
+            a, owner, addr);
   if (owner->exited && owner != &from && checks)
     finding("exited CTA", "access to the shared memory of CTA rank " + std::to_string(owner->rank) + ", which has exited", a, owner, addr);
+  if (checks) check_mbarriers(*this, *owner, off, n, kind, a);
   if (checks) shadow_access(*this, *owner, off, n, kind, a);
   return owner->smem.data() + (off - SMEM_BASE);
 }

@@ -42,7 +42,8 @@ def fence(d: Decoder, op: Op) -> None:
         d.emit("fence.mbarrier_init", [], cls="fence")
     elif op.has("proxy"):
         kind = next(m for m in op.mods if m.startswith(("async", "alias", "tensormap")))
-        d.emit("fence.proxy" if kind.startswith("async") else "nop", [], cls="fence")
+        shared = kind.startswith("async") and not op.has("global")
+        d.emit("fence.proxy" if shared else "nop", [], cls="fence")
     else:
         d.emit("fence", [], cls="fence")
 

@@ -1,4 +1,6 @@
-"""Decoders of the tcgen05 instructions: PTX operands -> what the handlers in ``core/tcgen05_*.cpp`` and ``core/tmem.cpp`` read."""
+"""Decoders of the tcgen05 instructions: PTX operands -> what the handlers in ``core/tcgen05_*.cpp`` and
+``core/tmem.cpp`` read.
+"""
 
 from __future__ import annotations
 
