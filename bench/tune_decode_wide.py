@@ -95,6 +95,8 @@ def candidates(scheme: Scheme, m: int, k: int, n: int, props: DeviceProps, wgmma
             continue
         for split in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12):
             base = (tokens, tiles, groups, stage_k)
+            grouped = scheme.group_size > 0 and stage_k % scheme.group_size == 0
+            rows = stage_k // scheme.group_size if grouped else 1
             columns = -(-n // (64 * tiles * groups))
             if columns > (clusters_that_fit(split, ctas) if split > 1 else 4 * props.sm_count * ctas):
                 continue
@@ -103,7 +105,7 @@ def candidates(scheme: Scheme, m: int, k: int, n: int, props: DeviceProps, wgmma
             room = min(props.smem_per_cta, props.smem_per_sm // ctas - props.smem_reserved)
             for overlay, slots in itertools.product((False, True), (10, 8, 7, 6, 5, 4, 3, 2)):
                 try:
-                    config = WideConfig(*base, slots, split, ctas, overlay, wgmma, in_place, 1)
+                    config = WideConfig(*base, slots, split, ctas, overlay, wgmma, in_place, 1, 1, rows)
                 except ArgumentError:
                     continue
                 if slots * stage_k >= 384 + 128 * (not overlay) and config.shared_bytes(scheme) <= room:
@@ -168,7 +170,7 @@ def run_child(scheme: Scheme, jobs: list[Job], results: Any, start: int) -> None
                 def call(
                     i: int, launch: Any = launch, config: WideConfig = config, o: Operands = operands
                 ) -> torch.Tensor:
-                    launch(config.arguments(o.scheme, o.words[i], o.scales[i], o.zeros[i], o.x, None, o.out))
+                    launch(config.arguments(o.words[i], o.scales[i], o.zeros[i], o.x, None, None, o.out))
                     return o.out
 
                 error, rounding = operands.error(call)

@@ -35,7 +35,7 @@ def run(
     with emulate(arch, seed=seed, **options) as emulation:
         kernel.launch(
             config.launch_config(w.scheme, x.shape[0], k, n),
-            config.arguments(w.scheme, w.words, w.scales, w.zeros, padded, w.bias, out),
+            config.arguments(w.words, w.scales, w.zeros, padded, None, w.bias, out),
         )
     report = emulation.reports[-1]
     assert not report.findings, str(report.findings[0])
@@ -75,7 +75,7 @@ CASES = {
         640,
         192,
         {"bits": 8, "group_size": 32},
-        {"tokens": 24, "split": 3, "refill_batch": 1},
+        {"tokens": 24, "split": 3, "refill_batch": 1, "scale_rows": 4},
     ),
     "int8 channelwise": (
         24,
@@ -103,7 +103,15 @@ CASES = {
         1024,
         320,
         {"group_size": 64},
-        {"tokens": 64, "tiles": 1, "warpgroups": 4, "split": 2, "overlay": True, "in_place": True},
+        {
+            "tokens": 64,
+            "tiles": 1,
+            "warpgroups": 4,
+            "split": 2,
+            "overlay": True,
+            "in_place": True,
+            "scale_rows": 2,
+        },
     ),
     "g96 in place, four ranks": (
         128,
@@ -117,7 +125,7 @@ CASES = {
         1088,
         128,
         {"zeros": "integer"},
-        {"tokens": 32, "stage_k": 256, "slots": 3, "in_place": True},
+        {"tokens": 32, "stage_k": 256, "slots": 3, "in_place": True, "scale_rows": 2},
     ),
 }
 
@@ -198,16 +206,18 @@ def test_one_tile_needs_two_batches_a_stage() -> None:
 def test_offsets_cannot_be_folded_in_place() -> None:
     config = WideConfig(tokens=16, in_place=True)
     with pytest.raises(ArgumentError, match="in_place"):
-        config.check(Scheme(4, 32, "bfloat16", "offset"), 512, 64, HOPPER)
+        config.check(Scheme(4, 32, "bfloat16", "offset"), 512, HOPPER)
 
 
 def test_check_refuses_what_cannot_run() -> None:
     scheme = Scheme(4, 128, "bfloat16")
     with pytest.raises(ArgumentError, match="shared memory"):
-        WideConfig(tokens=256, slots=16).check(scheme, 4096, 4096, HOPPER)
+        WideConfig(tokens=256, slots=16).check(scheme, 4096, HOPPER)
+    with pytest.raises(ArgumentError, match="scale_rows"):
+        WideConfig(tokens=16, scale_rows=4).check(scheme, 512, HOPPER)
     with pytest.raises(ArgumentError, match="split"):
-        WideConfig(tokens=16, split=5).check(scheme, 512, 4096, HOPPER)
-    WideConfig(tokens=16, split=4).check(scheme, 512, 4096, HOPPER)
+        WideConfig(tokens=16, split=5).check(scheme, 512, HOPPER)
+    WideConfig(tokens=16, split=4).check(scheme, 512, HOPPER)
 
 
 def test_launch_config() -> None:

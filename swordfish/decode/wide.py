@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from swordfish.errors import ArgumentError
+from swordfish.runtime.arguments import Argument
 from swordfish.runtime.device import DeviceProps
 from swordfish.runtime.launch import LaunchConfig
 from swordfish.runtime.source import KernelSource, assemble
@@ -34,6 +35,7 @@ class WideConfig:
     ``warpgroups``    warpgroups of a CTA, side by side along N; they share the staged tokens.
     ``stage_k``       k a stage covers: 64, 128, 256 or 512.
     ``slots``         stages of tokens and weights in the ring, more than ``lag``.
+    ``scale_rows``    rows of scales that one copy brings: ``stage_k / group_size`` if that is whole, else 1.
     ``split``         CTAs of a cluster, each with its range of K; sums meet in distributed shared memory.
     ``min_ctas``      CTAs per SM the register allocation must leave room for.
     ``overlay``       partial sums reuse the rings' shared memory, at the price of a cluster barrier.
@@ -57,6 +59,7 @@ class WideConfig:
     in_place: bool = False
     refill_batch: int = 0
     lag: int = 1
+    scale_rows: int = 1
 
     def __post_init__(self) -> None:
         if self.tokens not in range(8, 257, 8):
@@ -131,12 +134,15 @@ class WideConfig:
         rows = (row_kinds if channelwise else 0) + 1  # the scale row of a channelwise weight, the bias
         return staged + rows * row + 8 * (2 * self.slots + self.warpgroups)
 
-    def check(self, scheme: Scheme, k: int, n: int, props: DeviceProps) -> None:
+    def check(self, scheme: Scheme, k: int, props: DeviceProps) -> None:
         """Raises ``ArgumentError`` when the configuration does not fit the device or the shape."""
         need = self.shared_bytes(scheme)
         if need > props.smem_per_cta:
             allowed = f"at most {props.smem_per_cta} bytes of shared memory per CTA"
             raise ArgumentError("WideConfig", self, allowed, f"It needs {need}.")
+        if self.scale_rows > 1 and self.scale_rows * scheme.group_size != self.stage_k:
+            allowed = f"1, or stage_k={self.stage_k} over group_size={scheme.group_size}"
+            raise ArgumentError("WideConfig.scale_rows", self.scale_rows, allowed)
         if self.in_place and scheme.zeros == "offset" and scheme.group_size != CHANNELWISE:
             raise ArgumentError(
                 "WideConfig.in_place", True, "False with offsets", "They are added in plain units."
@@ -161,6 +167,7 @@ class WideConfig:
             "SF_STAGE_K": self.stage_k,
             "SF_SLOTS": self.slots,
             "SF_LAG": self.lag,
+            "SF_SCALE_ROWS": self.scale_rows,
             "SF_SPLIT": self.split,
             "SF_OVERLAY": int(self.overlay),
             "SF_MIN_CTAS": self.min_ctas,
@@ -190,42 +197,33 @@ class WideConfig:
 
     def arguments(
         self,
-        scheme: Scheme,
         words: torch.Tensor,
         scales: torch.Tensor,
         zeros: torch.Tensor | None,
         x: torch.Tensor,
+        perm: torch.Tensor | None,
         bias: torch.Tensor | None,
         out: torch.Tensor,
-    ) -> tuple[object, ...]:
-        """Kernel arguments, in order. ``x`` and ``out`` are 2-D with unit inner stride; rows of ``x`` are
-        16-byte aligned and ``ceil(K/64) * 64`` long, rows of ``out`` 4-byte aligned if N is even."""
-        blocks = self.columns // 64
-        depth = self.stage_k // 64
-        rows = self._scale_rows(scheme)
-        scale_map = _map(scales, _rows, blocks, rows)
-        zero_map = scale_map if zeros is None else _map(zeros, _rows, blocks, rows)
-        word_map = _map(words, _words, depth * scheme.bits // 4, blocks)
-        token_map = _map(x, _tokens, self.tokens, depth)
+    ) -> tuple[Argument, ...]:
+        """Kernel arguments, in order. ``x`` and ``out`` are 2-D with unit inner stride; rows of ``x`` are 16-byte
+        aligned, in packed order and padded to blocks of 64, rows of ``out`` 4-byte aligned if N is even."""
+        blocks, depth = self.columns // 64, self.stage_k // 64
+        scale_map = _map(scales, _rows, blocks, self.scale_rows)
         return (
-            word_map,
+            _map(words, _words, depth * words.shape[2] // 512, blocks),
             scale_map,
-            zero_map,
-            token_map,
+            scale_map if zeros is None else _map(zeros, _rows, blocks, self.scale_rows),
+            _map(x, _tokens, self.tokens, depth),
             bias,
             out,
             np.int32(x.shape[0]),
             np.int64(out.stride(0)),
         )
 
-    def _scale_rows(self, scheme: Scheme) -> int:
-        """Rows of scales that one copy brings."""
-        if scheme.group_size == CHANNELWISE or self.stage_k % scheme.group_size:
-            return 1
-        return self.stage_k // scheme.group_size
 
-
-def _map(tensor: torch.Tensor, describe: Callable[[torch.Tensor, int, int], TensorMap], *box: int) -> object:
+def _map(
+    tensor: torch.Tensor, describe: Callable[[torch.Tensor, int, int], TensorMap], *box: int
+) -> TensorMap | bytes:
     """The map of a tensor; encoded once for a CUDA tensor of this address and shape."""
     if not tensor.is_cuda:
         return describe(tensor, *box)

@@ -6,8 +6,7 @@
 
 struct Staging {
   static constexpr int COPIES = CHANNELWISE ? 2 : 2 + ROW_KINDS;
-  // Scale rows of a stage follow each other in memory, or there is one; otherwise (g96) every segment is a copy.
-  static constexpr bool ROWS_IN_ONE_BOX = SCALE_ROWS <= 1 || STAGE_K % (CHANNELWISE ? 1 : SF_GROUP) == 0;
+  static_assert(SCALE_ROWS % SF_SCALE_ROWS == 0 || CHANNELWISE, "copies of SF_SCALE_ROWS rows make up a stage");
 
   const TensorMap* map;
   u32 shared, offset, bytes;  // of the box, in the slot
@@ -52,10 +51,9 @@ struct Staging {
     if (warp >= 2) c2 = group_of(stage, 0);
     barrier_expect_if(go && leader, bar, bytes + extra);
     tensor_load_if(go && leader, dst, map, c1, c2, bar, policy);
-    if constexpr (!ROWS_IN_ONE_BOX) {
 #pragma unroll
-      for (int r = 1; r < SCALE_ROWS; r++) tensor_load_if(go && leader && warp >= 2, dst + r * ROW_BYTES, map, c1, group_of(stage, r), bar, policy);
-    }
+    for (int r = SF_SCALE_ROWS; r < SCALE_ROWS; r += SF_SCALE_ROWS)
+      tensor_load_if(go && leader && warp >= 2, dst + r * ROW_BYTES, map, c1, group_of(stage, r), bar, policy);
   }
 
   // The single row of a channelwise weight travels with the first stage of warp 1. Returns its bytes.
