@@ -7,7 +7,7 @@ The kernel computes ``y[M, N] = x[M, K] @ W[K, N]`` with the operands swapped: a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import lcm
 from typing import Any, Literal
 
@@ -232,6 +232,10 @@ class PrefillConfig:
         return 32 if self.scheme.dtype == "bfloat16" and self.scheme.zeros != "integer" else 0
 
     # -- plain values --------------------------------------------------------------------------------------------
+
+    def for_scheme(self, scheme: Scheme) -> PrefillConfig:
+        """The same tile for another scheme."""
+        return replace(self, scheme=scheme)
 
     def flat(self) -> dict[str, int | str | bool]:
         """The configuration as plain values; :meth:`from_flat` is the inverse."""

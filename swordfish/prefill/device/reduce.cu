@@ -1,0 +1,53 @@
+// Partial sums of a split-K prefill to y: slices are added in their order, so the result does not depend on timing.
+//
+// y[m, n] = round(SF_FACTOR * sum over slices of workspace[slice, m, n] + bias[n]); one thread per 8 columns.
+#include "swordfish/decode/device/ptx.cuh"
+
+SF_DEVICE u32 round_pair(float low, float high) {
+  u32 r;
+#if SF_BF16
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+#else
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+#endif
+  return r;
+}
+
+SF_DEVICE float widen(u16 bits) {
+  float r;
+#if SF_BF16
+  asm("cvt.f32.bf16 %0, %1;" : "=f"(r) : "h"(bits));
+#else
+  asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(bits));
+#endif
+  return r;
+}
+
+// workspace: [slices, tokens, columns] fp32, whole tiles; y: rows of y_stride elements; n is a multiple of 8.
+extern "C" __global__ void __launch_bounds__(128)
+    prefill_reduce(const Floats4* workspace, const u16* bias, Words4* y, u32 m, u32 n, u32 tokens, u32 columns, u32 slices, u64 y_stride) {
+  const u32 row_vectors = n / 8, at = blockIdx.x * 128 + threadIdx.x;
+  const u32 row = at / row_vectors, column = at % row_vectors * 8;
+  if (row >= m) return;
+  float sum[8] = {};
+  const Floats4* from = workspace + ((u64)row * columns + column) / 4;
+  for (u32 s = 0; s < slices; ++s, from += (u64)tokens * columns / 4) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const Floats4 part = from[half];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sum[4 * half + i] += part.v[i];
+    }
+  }
+  Words4 out;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    float low = sum[2 * i] * SF_FACTOR, high = sum[2 * i + 1] * SF_FACTOR;
+    if (bias != nullptr) {
+      low += widen(bias[column + 2 * i]);
+      high += widen(bias[column + 2 * i + 1]);
+    }
+    out.v[i] = round_pair(low, high);
+  }
+  y[(row * y_stride + column) / 8] = out;
+}
