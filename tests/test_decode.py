@@ -1,4 +1,4 @@
-"""The decode kernels against the exact product: all cases on the GPU if there is one, a sample on the emulator.
+"""The decode kernels against the exact product: all cases on a GPU if there is one, a sample on the emulator.
 
 An emulated launch costs half a second and more, mostly to compile, so emulated tests take architectures and
 dtypes in turn; together they cover every scheme on both architectures and in both dtypes, every row bucket
