@@ -1,4 +1,5 @@
-"""Runs PTX text on the CPU, with asynchronous operations completing at adversarial moments and checkers switched on.
+"""Runs PTX text on the CPU, with asynchronous operations completing at adversarial moments and checkers
+switched on.
 
 The entry point is :func:`run`. The interpreter's C++ core is compiled at the first use and cached.
 """
@@ -10,4 +11,12 @@ from swordfish.emulator.report import Finding, Report
 from swordfish.emulator.run import run
 from swordfish.emulator.tensormap import TensorMap
 
-__all__ = ["EmulatorError", "Finding", "NoCompilerError", "Report", "TensorMap", "UnknownInstructionError", "run"]
+__all__ = [
+    "EmulatorError",
+    "Finding",
+    "NoCompilerError",
+    "Report",
+    "TensorMap",
+    "UnknownInstructionError",
+    "run",
+]

@@ -22,7 +22,8 @@ _FLOATS = ("float16", "bfloat16", "float32", "float32_ftz", "tfloat32", "tfloat3
 
 @dataclass
 class Marshalled:
-    """``params`` is the buffer, ``regions`` are ``(address, bytes, writable, name)``, ``maps`` go to the core."""
+    """``params`` is the buffer, ``regions`` are ``(address, bytes, writable, name)``, ``maps`` go to the
+    core."""
 
     params: bytearray
     regions: list[tuple[int, int, bool, str]] = field(default_factory=list)
@@ -36,8 +37,10 @@ def extent(t: Any) -> tuple[int, int] | None:
         s = t.untyped_storage()
         return s.data_ptr(), s.nbytes()
     if isinstance(t, np.ndarray):
-        lo, hi = np.lib.array_utils.byte_bounds(t) if hasattr(np.lib, "array_utils") else np.byte_bounds(t)
-        return int(lo), int(hi) - int(lo)
+        lo = int(t.ctypes.data)
+        steps = [(n - 1) * s for n, s in zip(t.shape, t.strides, strict=True)]
+        first, last = sum(s for s in steps if s < 0), sum(s for s in steps if s > 0)
+        return lo + first, (last - first + t.itemsize) if t.size else 0
     return None
 
 
@@ -58,14 +61,16 @@ def _region(out: Marshalled, t: Any, name: str) -> None:
 def marshal(p: Program, args: Sequence[Any], regions: Sequence[Any] = ()) -> Marshalled:
     """Fill the parameter buffer of a decoded kernel.
 
-    ``args`` are torch tensors, numpy arrays, ``None``, numpy or Python scalars, :class:`TensorMap` or ``bytes``.
-    ``regions`` are more tensors that the kernel reaches through addresses hidden in opaque arguments.
+    ``args`` are torch tensors, numpy arrays, ``None``, numpy or Python scalars, :class:`TensorMap` or
+    ``bytes``. ``regions`` are more tensors that the kernel reaches through addresses hidden in opaque
+    arguments.
 
-    Raises ``ArgumentError`` when the number or the size of the arguments does not fit the kernel, ``ArgumentTypeError``
-    for a type that is not allowed.
-    """
+    Raises ``ArgumentError`` when the number or the size of the arguments does not fit the kernel,
+    ``ArgumentTypeError`` for a type that is not allowed."""
     if len(args) != len(p.params):
-        raise ArgumentError("args", f"{len(args)} values", f"{len(p.params)} values for the parameters of {p.name}")
+        raise ArgumentError(
+            "args", f"{len(args)} values", f"{len(p.params)} values for the parameters of {p.name}"
+        )
     out = Marshalled(bytearray(p.param_bytes))
     for k, (value, (name, size, offset, kind)) in enumerate(zip(args, p.params, strict=True)):
         label = f"args[{k}]"
@@ -106,14 +111,19 @@ def _bytes_of(out: Marshalled, value: Any, label: str, size: int, kind: str, off
 
 
 def check_map(t: Any, label: str) -> None:
-    """Apply the encoder's limits (CUDA driver API, ``cuTensorMapEncodeTiled``) that a wrong map breaks most often."""
+    """Apply the encoder's limits (CUDA driver API, ``cuTensorMapEncodeTiled``) that a wrong map breaks most
+    often."""
     if t.dtype not in ELEMENT_BITS:
         raise ArgumentTypeError(f"{label}.dtype", t.dtype, ", ".join(ELEMENT_BITS))
     if t.swizzle not in SWIZZLES:
         raise ArgumentError(f"{label}.swizzle", t.swizzle, ", ".join(SWIZZLES))
     rank = len(t.dims)
     if not 1 <= rank <= 5 or len(t.box) != rank or len(t.strides) != rank - 1:
-        raise ArgumentError(label, f"dims {t.dims}, strides {t.strides}, box {t.box}", "1 to 5 dims, as many box, one stride less")
+        raise ArgumentError(
+            label,
+            f"dims {t.dims}, strides {t.strides}, box {t.box}",
+            "1 to 5 dims, as many box, one stride less",
+        )
     bits = ELEMENT_BITS[t.dtype]
     for b in t.box:
         if not 1 <= b <= 256:
@@ -122,7 +132,9 @@ def check_map(t: Any, label: str) -> None:
         raise ArgumentError(f"{label}.box", t.box, "an innermost box of a multiple of 16 bytes")
     span = {"32": 32, "64": 64}.get(t.swizzle, 128)
     if t.swizzle != "none" and t.box[0] * bits // 8 > span:
-        raise ArgumentError(f"{label}.box", t.box, f"an innermost box of at most {span} bytes with this swizzle")
+        raise ArgumentError(
+            f"{label}.box", t.box, f"an innermost box of at most {span} bytes with this swizzle"
+        )
     for s in t.strides:
         if s % 16 or not 0 <= s < 1 << 40:
             raise ArgumentError(f"{label}.strides", t.strides, "multiples of 16 bytes below 2**40")
@@ -135,5 +147,5 @@ def map_fields(t: Any) -> tuple[int, list[int]]:
     """Address, and ``elem_bits, swizzle, interleave, nan_fill, is_float, dtype`` for the core."""
     base = t.tensor if isinstance(t.tensor, int) else pointer(t.tensor)
     interleave = {"none": 0, "16": 1, "32": 2}[str(t.interleave)]
-    return base, [ELEMENT_BITS[t.dtype], SWIZZLES.index(t.swizzle), interleave, int(t.fill == "nan"), int(t.dtype in _FLOATS),
-                  list(ELEMENT_BITS).index(t.dtype)]  # fmt: skip
+    return base, [ELEMENT_BITS[t.dtype], SWIZZLES.index(t.swizzle), interleave, int(t.fill == "nan"),
+                  int(t.dtype in _FLOATS), list(ELEMENT_BITS).index(t.dtype)]  # fmt: skip

@@ -1,10 +1,10 @@
 """PTX statements of one kernel -> a decoded :class:`Program` for the C++ core.
 
-Instruction families register a decoder with :func:`family`; it reads an :class:`Op` and calls :meth:`Decoder.emit`
-with the name of a handler that the C++ core registered with ``SF_OP``. Registers are byte offsets into a warp's
-register file (rows of 32 lanes: 128 bytes up to 32 bits, 256 for 64 bits; predicates are 4-byte lane masks);
-immediates are rows of constants, addressed by the bitwise complement of their offset.
-"""
+Instruction families register a decoder with :func:`family`; it reads an :class:`Op` and calls
+:meth:`Decoder.emit` with the name of a handler that the C++ core registered with ``SF_OP``. Registers are
+byte offsets into a warp's register file (rows of 32 lanes: 128 bytes up to 32 bits, 256 for 64 bits;
+predicates are 4-byte lane masks); immediates are rows of constants, addressed by the bitwise complement of
+their offset."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from swordfish.emulator.errors import EmulatorError, UnknownInstructionError
 from swordfish.emulator.literals import literal
 from swordfish.emulator.ptx import Function, Module, Stmt, Variable, parse_variable, split_operands, type_size
 
-__all__ = ["CLASSES", "SMEM_BASE", "Decoder", "Op", "Program", "Scope", "decode", "family"]
+__all__ = ["CLASSES", "SMEM_BASE", "Decoder", "Op", "Program", "Scope", "decode", "family", "literal"]
 
 SMEM_BASE = 0x400
-CLASSES = ("other", "alu", "float", "convert", "branch", "load_global", "store_global", "load_shared", "store_shared",
-           "load_other", "atomic", "warp", "matrix_move", "mma", "wgmma", "tcgen05", "barrier", "mbarrier", "fence",
-           "cp_async", "tma", "address")  # fmt: skip
-"""Classes of the instruction counts; ``address`` holds helper steps of the decoder that are no PTX instruction."""
+CLASSES = ("other", "alu", "float", "convert", "branch", "load_global", "store_global", "load_shared",
+           "store_shared", "load_other", "atomic", "warp", "matrix_move", "mma", "wgmma", "tcgen05",
+           "barrier", "mbarrier", "fence", "cp_async", "tma", "address")  # fmt: skip
+"""Classes of the instruction counts; ``address`` holds helper steps of the decoder that are no PTX
+instruction."""
 SYNC_ALIGNED, SYNC_MEMBERS = 1, 2
 
 SREGS = ("tid.x", "tid.y", "tid.z", "ntid.x", "ntid.y", "ntid.z", "ctaid.x", "ctaid.y", "ctaid.z", "nctaid.x",
@@ -32,12 +33,20 @@ SREGS = ("tid.x", "tid.y", "tid.z", "ntid.x", "ntid.y", "ntid.z", "ctaid.x", "ct
          "cluster_ctarank", "cluster_nctarank", "lanemask_eq", "lanemask_le", "lanemask_lt", "lanemask_ge",
          "lanemask_gt", "is_explicit_cluster", "dynamic_smem_size", "total_smem_size", "aggr_smem_size",
          "reserved_smem_offset_begin", "reserved_smem_offset_cap", "shared_base")  # fmt: skip
-_CLOCKS = {"clock": 0, "clock_hi": 1, "clock64": 2, "globaltimer": 2, "globaltimer_lo": 0, "globaltimer_hi": 1}
+_CLOCKS = {
+    "clock": 0,
+    "clock_hi": 1,
+    "clock64": 2,
+    "globaltimer": 2,
+    "globaltimer_lo": 0,
+    "globaltimer_hi": 1,
+}
 
 
 @dataclass
 class Op:
-    """One instruction: ``base`` (``ld``), ``mods`` (``("global", "v4", "u32")``), operand texts, guard and line."""
+    """One instruction: ``base`` (``ld``), ``mods`` (``("global", "v4", "u32")``), operand texts, guard and
+    line."""
 
     base: str
     mods: tuple[str, ...]
@@ -113,8 +122,11 @@ class Scope:
 
 
 _RANGE = re.compile(r"^([\w$%]*?)(\d+)$")
+
+
 class Decoder:
-    """State while one kernel is decoded. Families use ``reg``, ``src``, ``dst``, ``address``, ``temp`` and ``emit``."""
+    """State while one kernel is decoded. Families use ``reg``, ``src``, ``dst``, ``address``, ``temp`` and
+    ``emit``."""
 
     def __init__(self, module: Module, fn: Function, op_ids: dict[str, int]) -> None:
         self.module, self.fn, self.op_ids = module, fn, op_ids
@@ -133,7 +145,8 @@ class Decoder:
         self.depth = 0
         self.return_labels: list[tuple[str, Scope]] = []
 
-    # ---- registers and constants ---------------------------------------------------------------------------------
+    # ---- registers and constants
+    # ---------------------------------------------------------------------------------
     def row(self, width: int) -> int:
         """A fresh register of ``width`` bytes (0: a predicate)."""
         if width == 0:
@@ -234,7 +247,8 @@ class Decoder:
         self.emit("pred.const", [t], [int(bits != 0)], cls="address")
         return t
 
-    # ---- symbols and addresses -------------------------------------------------------------------------------------
+    # ---- symbols and addresses
+    # -------------------------------------------------------------------------------------
     def find_var(self, name: str) -> tuple[str, int] | None:
         """Space and offset of a declared variable, allocating a module-level one at its first use."""
         s: Scope | None = self.scope
@@ -254,7 +268,8 @@ class Decoder:
         return s
 
     def declare(self, v: Variable, scope: Scope) -> tuple[str, int]:
-        """Give a variable its place: an offset in shared or local memory, or an entry of the global variables."""
+        """Give a variable its place: an offset in shared or local memory, or an entry of the global
+        variables."""
         at = 0
         if v.space == "shared" and not (v.extern or v.size == 0):
             at = self.p.static_smem = -(-self.p.static_smem // v.align) * v.align
@@ -321,9 +336,19 @@ class Decoder:
         self.emit("addr.add.64" if width == 8 else "addr.add.32", [at, base], imm=off, cls="address")
         return at
 
-    # ---- output ------------------------------------------------------------------------------------------------------
-    def emit(self, name: str, operands: list[int], mods: list[int] | None = None, imm: int = 0, *, cls: str = "other",
-             sync: int = 0, copy: bool = False) -> int:  # fmt: skip
+    # ---- output
+    # ------------------------------------------------------------------------------------------------------
+    def emit(
+        self,
+        name: str,
+        operands: list[int],
+        mods: list[int] | None = None,
+        imm: int = 0,
+        *,
+        cls: str = "other",
+        sync: int = 0,
+        copy: bool = False,
+    ) -> int:
         """Append one decoded instruction under the current guard and line; its index."""
         op = self.op_ids.get(name)
         if op is None:
@@ -351,7 +376,8 @@ class Decoder:
             f"PTX line {op.line}: unknown instruction `{op.text}`" + (f" ({why})" if why else "")
         )
 
-    # ---- statements --------------------------------------------------------------------------------------------------
+    # ---- statements
+    # --------------------------------------------------------------------------------------------------
     def body(self, fn: Function) -> None:
         """Decode the statements of a function body."""
         targets: dict[str, list[str]] = {}
@@ -392,7 +418,9 @@ class Decoder:
     def instruction(self, s: Stmt) -> None:
         parts = s.text.split(None, 1)
         pieces = parts[0].split(".")
-        op = Op(pieces[0], tuple(pieces[1:]), split_operands(parts[1]) if len(parts) > 1 else [], s.line, s.text)
+        op = Op(
+            pieces[0], tuple(pieces[1:]), split_operands(parts[1]) if len(parts) > 1 else [], s.line, s.text
+        )
         fn = _FAMILIES.get(op.base)
         if fn is None:
             raise self.unknown(op)
@@ -434,9 +462,8 @@ class Decoder:
 def decode(module: Module, entry: str, op_ids: dict[str, int]) -> Program:
     """Decode kernel ``entry`` of a module.
 
-    Raises ``EmulatorError`` when there is no such kernel, ``UnknownInstructionError`` for an instruction that no
-    family knows.
-    """
+    Raises ``EmulatorError`` when there is no such kernel, ``UnknownInstructionError`` for an instruction that
+    no family knows."""
     import swordfish.emulator.families  # noqa: F401  registers every family
 
     fn = module.functions.get(entry)

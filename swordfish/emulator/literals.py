@@ -19,7 +19,15 @@ def literal(text: str, width: int) -> int | None:
     if _NUMBER.match(text):
         t = text.rstrip("U")
         sign, digits = (-1, t[1:]) if t[0] == "-" else (1, t.lstrip("+"))
-        base = 16 if digits[:2] in ("0x", "0X") else 2 if digits[:2] in ("0b", "0B") else 8 if digits[0] == "0" else 10
+        base = (
+            16
+            if digits[:2] in ("0x", "0X")
+            else 2
+            if digits[:2] in ("0b", "0B")
+            else 8
+            if digits[0] == "0"
+            else 10
+        )
         return sign * int(digits, base) & ((1 << (8 * width)) - 1)
     if text[:2] in ("0f", "0F") and len(text) == 10:
         bits = int(text[2:], 16)
@@ -47,14 +55,15 @@ def _bits32(value: float) -> int:
     return bits
 
 
-_BINARY: dict[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.LShift: operator.lshift, ast.RShift: operator.rshift,
-    ast.BitAnd: operator.and_, ast.BitOr: operator.or_, ast.BitXor: operator.xor, ast.Mod: operator.mod, ast.FloorDiv: operator.floordiv,
-}  # fmt: skip
+_BINARY: dict[type[ast.operator], Callable[[int, int], int]] = { ast.Add: operator.add, ast.Sub: operator.sub,
+              ast.Mult: operator.mul, ast.LShift: operator.lshift, ast.RShift: operator.rshift, ast.BitAnd:
+              operator.and_, ast.BitOr: operator.or_, ast.BitXor: operator.xor, ast.Mod: operator.mod,
+              ast.FloorDiv: operator.floordiv, }  # fmt: skip
 
 
 def _expression(text: str) -> int | None:
-    """The value of an integer constant expression such as ``(3 + 4 * 2)``; ``None`` when it is something else."""
+    """The value of an integer constant expression such as ``(3 + 4 * 2)``; ``None`` when it is something
+    else."""
 
     def value(node: ast.expr) -> int:
         if isinstance(node, ast.Constant) and isinstance(node.value, int):

@@ -1,8 +1,7 @@
 """Compiles the C++ core at its first use, caches the shared library, and loads it.
 
-The library's file name is a hash of the sources and of the compile command, so a changed core or compiler is rebuilt.
-Cold, the build takes some tens of seconds; later processes load it in milliseconds.
-"""
+The library's file name is a hash of the sources and of the compile command, so a changed core or compiler is
+rebuilt. Cold, the build takes some tens of seconds; later processes load it in milliseconds."""
 
 from __future__ import annotations
 
@@ -23,8 +22,8 @@ from swordfish.emulator.errors import EmulatorError, NoCompilerError
 __all__ = ["cache_folder", "library", "op_ids"]
 
 SOURCES = Path(__file__).parent / "core"
-FLAGS = ("-std=c++17", "-O2", "-ftree-vectorize", "-fno-strict-aliasing", "-ffp-contract=off", "-fPIC", "-march=native",
-         "-Wall", "-Wextra")  # fmt: skip
+FLAGS = ("-std=c++17", "-O2", "-ftree-vectorize", "-fno-strict-aliasing", "-ffp-contract=off", "-fPIC",
+         "-march=native", "-Wall", "-Wextra")  # fmt: skip
 
 
 def cache_folder() -> Path:
@@ -47,8 +46,8 @@ def find_compiler() -> str:
         if path:
             return path
     raise NoCompilerError(
-        "the emulator compiles its C++ core at the first use and found no compiler: looked for $CXX, c++, g++ and "
-        "clang++ on PATH. Install one (for example the package g++), or set CXX to its path"
+        "the emulator compiles its C++ core at the first use and found no compiler: looked for $CXX, c++, "
+        "g++ and clang++ on PATH. Install one (for example the package g++), or set CXX to its path"
     )
 
 
@@ -62,7 +61,9 @@ def _digest(*parts: bytes) -> str:
 def _compile(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise EmulatorError(f"compiling the emulator's core failed: {' '.join(command)}\n{done.stderr[-4000:]}")
+        raise EmulatorError(
+            f"compiling the emulator's core failed: {' '.join(command)}\n{done.stderr[-4000:]}"
+        )
 
 
 def _atomic(target: Path, command: list[str]) -> Path:
@@ -83,11 +84,19 @@ def build() -> Path:
     """Compile the core if its library is not cached; the library's path."""
     cxx = find_compiler()
     version = subprocess.run([cxx, "--version"], capture_output=True, check=False).stdout
-    key = [cxx.encode(), version, " ".join(FLAGS).encode(), platform.processor().encode(), platform.node().encode()]
+    key = [
+        cxx.encode(),
+        version,
+        " ".join(FLAGS).encode(),
+        platform.processor().encode(),
+        platform.node().encode(),
+    ]
     headers = b"".join(p.read_bytes() for p in sorted(SOURCES.glob("*.hpp")))
     units = sorted(SOURCES.glob("*.cpp"))
     folder = cache_folder()
-    library_path = folder / f"core-{_digest(*key, headers, *(p.name.encode() + p.read_bytes() for p in units))}.so"
+    library_path = (
+        folder / f"core-{_digest(*key, headers, *(p.name.encode() + p.read_bytes() for p in units))}.so"
+    )
     if library_path.exists():
         return library_path
 
@@ -109,7 +118,13 @@ def library() -> Any:
     lib.sf_results.restype = ctypes.c_char_p
     for name in ("sf_free", "sf_run", "sf_results"):
         getattr(lib, name).argtypes = [ctypes.c_void_p]
-    lib.sf_region.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int, ctypes.c_char_p]
+    lib.sf_region.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_uint64,
+        ctypes.c_uint64,
+        ctypes.c_int,
+        ctypes.c_char_p,
+    ]
     p, i = ctypes.c_void_p, ctypes.c_int
     lib.sf_program.argtypes = [p, i, p, p, i, p, p, p, p, p, p, i, p, i, p, i, i, i]
     lib.sf_launch.argtypes = [p, p, p, p, i, i, i, i, i, ctypes.c_uint64, ctypes.c_uint64, p, i]

@@ -1,8 +1,8 @@
 """PTX text -> statements: kernels, parameters, variables, labels, scopes. No instruction is interpreted here.
 
-``parse(text)`` returns a :class:`Module`. Bodies are lists of :class:`Stmt` in program order; inline ``{ }`` scopes
-are kept as ``open`` and ``close`` statements, so that the decoder can resolve local registers and labels.
-"""
+``parse(text)`` returns a :class:`Module`. Bodies are lists of :class:`Stmt` in program order; inline ``{ }``
+scopes are kept as ``open`` and ``close`` statements, so that the decoder can resolve local registers and
+labels."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ _DECL = re.compile(
 
 @dataclass(frozen=True)
 class Stmt:
-    """One statement: ``kind`` is ``insn``, ``label``, ``open``, ``close``, ``reg``, ``var`` or ``targets``."""
+    """One statement: ``kind`` is ``insn``, ``label``, ``open``, ``close``, ``reg``, ``var`` or
+    ``targets``."""
 
     kind: str
     line: int
@@ -141,7 +142,8 @@ def _init_bytes(text: str, elem: int, kind: str) -> tuple[bytes, tuple[tuple[int
 
 
 def parse_variable(text: str, line: int) -> Variable | None:
-    """Parse ``.shared .align 16 .b8 name[1024]`` and its relatives; ``None`` when the text is not a declaration."""
+    """Parse ``.shared .align 16 .b8 name[1024]`` and its relatives; ``None`` when the text is not a
+    declaration."""
     m = _DECL.match(text)
     if not m:
         return None
@@ -253,9 +255,9 @@ def _statement(text: str, line: int) -> Stmt:
     if text[0] == ".":
         if text.startswith(".reg"):
             return Stmt("reg", line, text)
-        if text.startswith(".pragma") or text.startswith(".alias"):
+        if text.startswith((".pragma", ".alias")):
             return Stmt("pragma", line, text)
-        if text.startswith(".branchtargets") or text.startswith(".callprototype"):
+        if text.startswith((".branchtargets", ".callprototype")):
             return Stmt("targets", line, text)
         return Stmt("var", line, text)
     m = _GUARD.match(text)
@@ -280,8 +282,8 @@ def parse(text: str) -> Module:
     target = re.search(r"^\s*\.target\s+([\w]+)", s.text, re.M)
     module = Module(target[1] if target else "")
     for directive in (r"^\s*\.version[^\n]*", r"^\s*\.target[^\n]*", r"^\s*\.address_size[^\n]*"):
-        s.text = re.sub(directive, lambda m: " " * len(m.group(0)) if "\n" not in m.group(0) else _blank(m), s.text,
-                        flags=re.M)  # fmt: skip
+        s.text = re.sub(directive, lambda m: " " * len(m.group(0)) if "\n" not in m.group(0) else _blank(m),
+                        s.text, flags=re.M)  # fmt: skip
     while True:
         chunk, stop, line = s.next(_STOPS)
         if not chunk and stop in ("", ";"):

@@ -11,12 +11,13 @@ __all__ = ["Finding", "LineAccess", "Report"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One defect: ``kind`` and ``text``, and the PTX ``line``, CTA, warp, lane and address where it showed first.
+    """One defect: ``kind`` and ``text``, and the PTX ``line``, CTA, warp, lane and address where it showed
+    first.
 
-    Kinds: ``deadlock``, ``livelock``, ``race``, ``proxy fence``, ``uninitialised``, ``out of bounds``, ``misaligned``,
-    ``mbarrier``, ``barrier``, ``exited CTA``, ``cluster start``, ``in-flight register``, ``divergent``, ``trap``, ``resources`` and those
-    of the tensor-memory family. ``count`` is how often it happened at that instruction.
-    """
+    Kinds: ``deadlock``, ``livelock``, ``race``, ``proxy fence``, ``uninitialised``, ``out of bounds``,
+    ``misaligned``, ``mbarrier``, ``barrier``, ``exited CTA``, ``cluster start``, ``in-flight register``,
+    ``divergent``, ``trap``, ``resources`` and those of the tensor-memory family. ``count`` is how often it
+    happened at that instruction."""
 
     kind: str
     text: str
@@ -37,7 +38,8 @@ class Finding:
 
 @dataclass(frozen=True)
 class LineAccess:
-    """Shared-memory traffic of one PTX line: warp accesses, wavefronts taken, and wavefronts without bank conflicts."""
+    """Shared-memory traffic of one PTX line: warp accesses, wavefronts taken, and wavefronts without bank
+    conflicts."""
 
     line: int
     executed: int
@@ -55,10 +57,10 @@ class LineAccess:
 class Report:
     """Findings and numbers of one launch.
 
-    ``classes`` maps an instruction class to executed warp-instructions, ``by_warp`` holds the same per warp index
-    (summed over CTAs), ``barrier_waits`` counts suspensions per warp index, ``shared`` lists shared-memory accesses by
-    PTX line, ``tma_load_bytes`` and ``tma_store_bytes`` count bytes moved by bulk copies.
-    """
+    ``classes`` maps an instruction class to executed warp-instructions, ``by_warp`` holds the same per warp
+    index (summed over CTAs), ``barrier_waits`` counts suspensions per warp index, ``shared`` lists
+    shared-memory accesses by PTX line, ``tma_load_bytes`` and ``tma_store_bytes`` count bytes moved by bulk
+    copies."""
 
     findings: tuple[Finding, ...]
     instructions: int
@@ -92,5 +94,8 @@ class Report:
         """Raise ``EmulatorError`` listing every finding; returns itself when there is none."""
         if self.findings:
             listed = "\n".join(str(f) for f in self.findings)
-            raise EmulatorError(f"the emulator found {len(self.findings)} defects (seed {self.seed}, policy {self.policy}):\n{listed}")
+            raise EmulatorError(
+                f"the emulator found {len(self.findings)} defects (seed {self.seed}, "
+                f"policy {self.policy}):\n{listed}"
+            )
         return self

@@ -22,12 +22,15 @@ from swordfish.errors import ArgumentError
 __all__ = ["POLICIES", "WARP_POLICIES", "run"]
 
 POLICIES = ("late", "eager", "mixed", "heavy")
-"""When asynchronous operations execute: as late as possible, at once, a mixture, or with a heavy-tailed delay."""
+"""When asynchronous operations execute: as late as possible, at once, a mixture, or with a heavy-tailed
+delay."""
 WARP_POLICIES = ("random", "greedy", "round_robin")
 SHARED_LIMIT = {"sm_90": 232448, "sm_100": 232448, "sm_103": 232448, "sm_110": 232448}
-"""Largest shared memory of a CTA in bytes, by architecture (CUDA C++ programming guide, technical specifications)."""
+"""Largest shared memory of a CTA in bytes, by architecture (CUDA C++ programming guide, technical
+specifications)."""
 LIVELOCK_STEPS = 5_000_000
-"""Warp-instructions without a store, arrival or completion after which the warps are said to spin for ever."""
+"""Warp-instructions without a store, arrival or completion after which the warps are said to spin for
+ever."""
 
 
 class LaunchLike(Protocol):
@@ -61,7 +64,9 @@ def _triple(v: Any, name: str) -> list[int]:
     return t
 
 
-def _launch_sizes(p: Program, launch: LaunchLike, arch: str) -> tuple[list[int], list[int], list[int], int, int]:
+def _launch_sizes(
+    p: Program, launch: LaunchLike, arch: str
+) -> tuple[list[int], list[int], list[int], int, int]:
     grid, block = _triple(launch.grid, "launch.grid"), _triple(launch.block, "launch.block")
     cluster = _triple(launch.cluster or (1, 1, 1), "launch.cluster")
     if p.required_cluster and cluster == [1, 1, 1]:
@@ -96,16 +101,15 @@ def run(
 ) -> Report:
     """Run kernel ``entry`` of ``ptx``; results appear in the arguments' memory, as on a device.
 
-    ``args`` follow the kernel's parameters (see :func:`swordfish.emulator.arguments.marshal`); ``launch`` has ``grid``
-    (in CTAs), ``block``, ``cluster`` and ``shared_bytes`` (dynamic). ``arch`` is a full name such as ``sm_90a``. The same
-    ``seed``, ``policy`` and ``warp_policy`` give the same schedule. ``regions`` lists tensors that the kernel reaches by
-    addresses inside opaque arguments. ``tcgen05_fences`` also reports missing tcgen05 fences around tensor memory, which
-    the ISA asks for and working kernels often leave out.
+    ``args`` follow the kernel's parameters (see :func:`swordfish.emulator.arguments.marshal`); ``launch`` has
+    ``grid`` (in CTAs), ``block``, ``cluster`` and ``shared_bytes`` (dynamic). ``arch`` is a full name such as
+    ``sm_90a``. The same ``seed``, ``policy`` and ``warp_policy`` give the same schedule. ``regions`` lists
+    tensors that the kernel reaches by addresses inside opaque arguments. ``tcgen05_fences`` also reports
+    missing tcgen05 fences around tensor memory, which the ISA asks for and working kernels often leave out.
 
-    Raises ``UnknownInstructionError`` for an instruction that the emulator does not know, ``EmulatorError`` for PTX that
-    cannot be read, ``ArgumentError`` for arguments that do not fit. Defects of the kernel do not raise: they are
-    findings of the report (see ``Report.raise_on_findings``).
-    """
+    Raises ``UnknownInstructionError`` for an instruction that the emulator does not know, ``EmulatorError``
+    for PTX that cannot be read, ``ArgumentError`` for arguments that do not fit. Defects of the kernel do not
+    raise: they are findings of the report (see ``Report.raise_on_findings``)."""
     if policy not in POLICIES:
         raise ArgumentError("policy", policy, ", ".join(POLICIES))
     if warp_policy not in WARP_POLICIES:
@@ -125,8 +129,9 @@ def run(
         sizes = [np.asarray(v, np.int32) for v in (grid, block, cluster)]
         params = np.frombuffer(bytes(held.params) or b"\0", np.uint8)
         number = int(re.sub(r"\D", "", arch))
-        lib.sf_launch(core, *(v.ctypes.data for v in sizes), int(launch.shared_bytes), number, POLICIES.index(policy),
-                      WARP_POLICIES.index(warp_policy), int(checks) | 2 * int(checks and tcgen05_fences), seed & (1 << 64) - 1, LIVELOCK_STEPS, params.ctypes.data,
+        lib.sf_launch(core, *(v.ctypes.data for v in sizes), int(launch.shared_bytes), number,
+                      POLICIES.index(policy), WARP_POLICIES.index(warp_policy), int(checks) | 2 * int(checks
+                      and tcgen05_fences), seed & (1 << 64) - 1, LIVELOCK_STEPS, params.ctypes.data,
                       len(held.params))  # fmt: skip
         lib.sf_run(core)
         results = json.loads(lib.sf_results(core).decode())
@@ -144,8 +149,9 @@ def _load(lib: Any, core: int, p: Program, held: Marshalled, shared: int) -> Non
     imm, lines = np.asarray(imms, np.int64), np.asarray(p.lines, np.int32)
     consts, sregs = np.frombuffer(bytes(p.consts) or b"\0", np.uint8), np.asarray(p.sregs, np.int32)
     a = [v.ctypes.data for v in arrays]
-    lib.sf_program(core, len(p.ops), a[0], a[1], len(p.operands), *a[2:], imm.ctypes.data, lines.ctypes.data, len(p.consts),
-                   consts.ctypes.data, len(p.sregs) // 2, sregs.ctypes.data, p.reg_bytes, -(-p.local_bytes // 16) * 16, shared)  # fmt: skip
+    lib.sf_program(core, len(p.ops), a[0], a[1], len(p.operands), *a[2:], imm.ctypes.data, lines.ctypes.data,
+                   len(p.consts), consts.ctypes.data, len(p.sregs) // 2, sregs.ctypes.data, p.reg_bytes,
+                   -(-p.local_bytes // 16) * 16, shared)  # fmt: skip
     for lo, size, writable, name in held.regions:
         lib.sf_region(core, lo, size, int(writable), name.encode())
     for _, t in held.maps:
@@ -172,7 +178,9 @@ def _variable(p: Program, held: Marshalled, buffers: dict[str, Any], name: str) 
         buffers[name] = data.ctypes.data + at
         for offset, other in v.symbols:
             if other not in p.variables:
-                raise EmulatorError(f"variable {name} is initialised with the address of {other!r}, which is not known")
+                raise EmulatorError(
+                    f"variable {name} is initialised with the address of {other!r}, which is not known"
+                )
             address = _variable(p, held, buffers, other)
             data[at + offset : at + offset + 8] = np.frombuffer(address.to_bytes(8, "little"), np.uint8)
     return int(buffers[name])
@@ -184,7 +192,10 @@ def _report(ptx: str, r: dict[str, Any], seconds: float, seed: int, policy: str)
     for f in r["findings"]:
         line = f["line"]
         findings.append(Finding(**f, source=source[line - 1].strip() if 0 < line <= len(source) else ""))
-    by_warp = tuple({CLASSES[k]: n for k, n in enumerate(row) if n and CLASSES[k] != "address"} for row in r["class_by_warp"])
+    by_warp = tuple(
+        {CLASSES[k]: n for k, n in enumerate(row) if n and CLASSES[k] != "address"}
+        for row in r["class_by_warp"]
+    )
     classes: dict[str, int] = {}
     for row in by_warp:
         for name, n in row.items():
@@ -193,5 +204,17 @@ def _report(ptx: str, r: dict[str, Any], seconds: float, seed: int, policy: str)
     for line, *numbers in r["lines"]:
         merged[line] = [a + b for a, b in zip(merged.get(line, [0, 0, 0, 0]), numbers, strict=True)]
     shared = tuple(LineAccess(line, *numbers) for line, numbers in sorted(merged.items()))
-    return Report(tuple(findings), sum(classes.values()), classes, by_warp, tuple(r["waits_by_warp"]), shared, r["tma_load_bytes"],
-                  r["tma_store_bytes"], r["async_ops"], seconds, seed, policy)  # fmt: skip
+    return Report(
+        findings=tuple(findings),
+        instructions=sum(classes.values()),
+        classes=classes,
+        by_warp=by_warp,
+        barrier_waits=tuple(r["waits_by_warp"]),
+        shared=shared,
+        tma_load_bytes=r["tma_load_bytes"],
+        tma_store_bytes=r["tma_store_bytes"],
+        async_ops=r["async_ops"],
+        seconds=seconds,
+        seed=seed,
+        policy=policy,
+    )

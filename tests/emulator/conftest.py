@@ -59,12 +59,24 @@ def nvrtc(source: str, arch: str = "sm_90a") -> str:
 
 @pytest.fixture
 def ptx_run() -> Run:
-    """``ptx_run(body, args, block=64, ...)`` runs a PTX body with pointers ``a`` and ``b`` and the registers of HEADER."""
+    """``ptx_run(body, args, block=64, ...)`` runs a PTX body with pointers ``a`` and ``b`` and the registers
+    of HEADER."""
 
-    def run(body: str, args: Sequence[Any] = (None, None), *, grid: int = 1, block: int = 32, cluster: int = 1, shared: int = 4096,
-            arch: str = "sm_90a", **options: Any) -> emulator.Report:  # fmt: skip
+    def run(
+        body: str,
+        args: Sequence[Any] = (None, None),
+        *,
+        grid: int = 1,
+        block: int = 32,
+        cluster: int = 1,
+        shared: int = 4096,
+        arch: str = "sm_90a",
+        **options: Any,
+    ) -> emulator.Report:
         text = HEADER + body + "\nret;\n}\n"
-        return emulator.run(text, "k", list(args), Launch((grid,), (block,), (cluster,), shared), arch=arch, **options)
+        return emulator.run(
+            text, "k", list(args), Launch((grid,), (block,), (cluster,), shared), arch=arch, **options
+        )
 
     return run
 
@@ -73,8 +85,24 @@ def ptx_run() -> Run:
 def cuda_run() -> Run:
     """``cuda_run(source, args, grid=..., block=...)`` compiles kernel ``k`` with NVRTC and runs it."""
 
-    def run(source: str, args: Sequence[Any], *, grid: int = 1, block: int = 32, cluster: int = 1, shared: int = 0, arch: str = "sm_90a",
-            **options: Any) -> emulator.Report:  # fmt: skip
-        return emulator.run(nvrtc(source, arch), "k", list(args), Launch((grid,), (block,), (cluster,), shared), arch=arch, **options)
+    def run(
+        source: str,
+        args: Sequence[Any],
+        *,
+        grid: int = 1,
+        block: int = 32,
+        cluster: int = 1,
+        shared: int = 0,
+        arch: str = "sm_90a",
+        **options: Any,
+    ) -> emulator.Report:
+        return emulator.run(
+            nvrtc(source, arch),
+            "k",
+            list(args),
+            Launch((grid,), (block,), (cluster,), shared),
+            arch=arch,
+            **options,
+        )
 
     return run

@@ -1,4 +1,5 @@
-"""Every checker catches the defect that it is for, names the place, and stays silent on the correct kernel."""
+"""Every checker catches the defect that it is for, names the place, and stays silent on the correct
+kernel."""
 
 from __future__ import annotations
 
@@ -29,7 +30,13 @@ WAITING:
 mbarrier.try_wait.parity.shared::cta.b64 %p2, [smem], PARITY;
 @!%p2 bra WAITING;
 """
-READ = "mad.lo.u32 %r1, tid, 4, smem; ld.shared.b32 %r2, [%r1+1024]; mul.wide.u32 %rd1, tid, 4; add.u64 %rd1, %rd1, b; st.global.b32 [%rd1], %r2;"
+READ = """
+mad.lo.u32 %r1, tid, 4, smem;
+ld.shared.b32 %r2, [%r1+1024];
+mul.wide.u32 %rd1, tid, 4;
+add.u64 %rd1, %rd1, b;
+st.global.b32 [%rd1], %r2;
+"""
 
 
 def load_kernel(*, fenced: bool = True, expect: int = 256, parity: int = 0, wait: bool = True) -> str:
@@ -63,7 +70,9 @@ def test_dropped_wait_is_a_race(ptx_run: Run) -> None:
 
 
 def test_wrong_parity_passes_too_early(ptx_run: Run) -> None:
-    kinds = set().union(*(ptx_run(load_kernel(parity=1), data(), block=64, policy="late", seed=s).kinds() for s in range(4)))
+    kinds = set().union(
+        *(ptx_run(load_kernel(parity=1), data(), block=64, policy="late", seed=s).kinds() for s in range(4))
+    )
     assert kinds & {"race", "uninitialised"}
 
 
@@ -95,7 +104,10 @@ def test_mbarrier_count_underflow(ptx_run: Run) -> None:
 
 
 def test_init_used_without_synchronisation(ptx_run: Run) -> None:
-    body = FENCED.replace("bar.sync 0;", "") + "setp.ne.u32 %p3, tid, 40; @%p3 bra OUT; mbarrier.arrive.shared::cta.b64 _, [smem]; OUT:"
+    body = (
+        FENCED.replace("bar.sync 0;", "")
+        + "setp.ne.u32 %p3, tid, 40; @%p3 bra OUT; mbarrier.arrive.shared::cta.b64 _, [smem]; OUT:"
+    )
     kinds = set().union(*(ptx_run(body, block=64, seed=s).kinds() for s in range(6)))
     assert kinds <= {"race", "mbarrier"} and kinds
 
@@ -124,7 +136,9 @@ def test_missing_proxy_fence(ptx_run: Run) -> None:
 
 
 def test_source_reused_before_bulk_read(ptx_run: Run) -> None:
-    body = STORE.replace("FENCE", "fence.proxy.async.shared::cta;").replace("cp.async.bulk.wait_group 0;", "st.shared.b32 [smem+1024], 7;")
+    body = STORE.replace("FENCE", "fence.proxy.async.shared::cta;").replace(
+        "cp.async.bulk.wait_group 0;", "st.shared.b32 [smem+1024], 7;"
+    )
     assert "race" in ptx_run(body, data(), block=64, policy="late").kinds()
 
 
@@ -167,7 +181,10 @@ def test_out_of_bounds_shared(ptx_run: Run) -> None:
 
 def test_out_of_bounds_global(ptx_run: Run) -> None:
     a, b = data()
-    text = only(ptx_run("mul.wide.u32 %rd1, tid, 4; add.u64 %rd1, %rd1, a; ld.global.b32 %r1, [%rd1];", (a[:31], b)), "out of bounds")
+    text = only(
+        ptx_run("mul.wide.u32 %rd1, tid, 4; add.u64 %rd1, %rd1, a; ld.global.b32 %r1, [%rd1];", (a[:31], b)),
+        "out of bounds",
+    )
     assert "124 bytes into args[0] of 124 bytes" in text and "lane 31" in text
 
 
@@ -192,7 +209,9 @@ def test_barrier_of_some_warps_deadlocks(ptx_run: Run) -> None:
 
 
 def test_lanes_that_never_converge(ptx_run: Run) -> None:
-    body = "setp.eq.u32 %p1, lane, 3; @%p1 bra OUT; bar.warp.sync 0xffffffff; bra END; OUT: bar.sync 1, 64; END:"
+    body = (
+        "setp.eq.u32 %p1, lane, 3; @%p1 bra OUT; bar.warp.sync 0xffffffff; bra END; OUT: bar.sync 1, 64; END:"
+    )
     text = only(ptx_run(body), "deadlock")
     assert "0x8" in text
 
@@ -210,7 +229,11 @@ def test_missing_cluster_barrier_reaches_exited_cta(ptx_run: Run) -> None:
     ld.shared::cluster.b32 %r3, [%r2];
     OUT: LAST
     """
-    ptx_run(body.replace("LAST", "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"), grid=2, cluster=2).raise_on_findings()
+    ptx_run(
+        body.replace("LAST", "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"),
+        grid=2,
+        cluster=2,
+    ).raise_on_findings()
     reports = [ptx_run(body.replace("LAST", ""), grid=2, cluster=2, seed=s) for s in range(4)]
     assert any("exited CTA" in r.kinds() for r in reports)
 
@@ -220,12 +243,21 @@ def test_remote_write_needs_cluster_barrier(ptx_run: Run) -> None:
     mov.u32 %r1, %cluster_ctarank;
     xor.b32 %r2, %r1, 1;
     mapa.shared::cluster.u32 %r3, smem, %r2;
+    START
     st.shared::cluster.b32 [%r3], %r1;
     SYNC
     ld.shared.b32 %r4, [smem];
     barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
     """
-    ptx_run(body.replace("SYNC", "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"), grid=2, cluster=2).raise_on_findings()
+    both = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"
+    unstarted = body.replace("START", "").replace("SYNC", both)
+    assert ptx_run(unstarted, grid=2, cluster=2).kinds() == {"cluster start"}
+    body = body.replace("START", both)
+    ptx_run(
+        body.replace("SYNC", "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"),
+        grid=2,
+        cluster=2,
+    ).raise_on_findings()
     relaxed = body.replace("SYNC", "barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.aligned;")
     assert ptx_run(relaxed, grid=2, cluster=2).kinds() == {"race"}
     assert ptx_run(body.replace("SYNC", ""), grid=2, cluster=2).kinds() & {"race", "uninitialised"}
@@ -237,7 +269,8 @@ def test_too_much_shared_memory(ptx_run: Run) -> None:
 
 
 def test_divergent_aligned_instruction_waits_for_the_warp(ptx_run: Run) -> None:
-    body = "setp.lt.u32 %p1, lane, 16; @%p1 bra LOW; add.u32 %r1, %r1, 1; LOW: ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r2}, [smem];"
+    body = """setp.lt.u32 %p1, lane, 16; @%p1 bra LOW; add.u32 %r1, %r1, 1;
+    LOW: ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r2}, [smem];"""
     report = ptx_run("mad.lo.u32 %r9, tid, 16, smem; st.shared.v4.b32 [%r9], {0, 0, 0, 0}; " + body)
     assert report.kinds() == set()
 
@@ -249,7 +282,8 @@ def test_trap(ptx_run: Run) -> None:
 def test_wgmma_result_before_wait(ptx_run: Run) -> None:
     regs = ", ".join(f"%f{k}" for k in range(4))
     body = f"""
-    mad.lo.u32 %r1, tid, 16, smem; st.shared.v4.b32 [%r1], {{0, 0, 0, 0}}; st.shared.v4.b32 [%r1+2048], {{0, 0, 0, 0}};
+    mad.lo.u32 %r1, tid, 16, smem;
+    st.shared.v4.b32 [%r1], {{0, 0, 0, 0}}; st.shared.v4.b32 [%r1+2048], {{0, 0, 0, 0}};
     fence.proxy.async; bar.sync 0;
     mov.f32 %f0, 0f00000000; mov.f32 %f1, 0f00000000; mov.f32 %f2, 0f00000000; mov.f32 %f3, 0f00000000;
     mov.b64 %rd1, 0x0000000800080040;

@@ -1,4 +1,5 @@
-"""A warp-specialised Hopper GEMM (TMA multicast, mbarrier ring, wgmma, cluster of two), right and broken on purpose."""
+"""A warp-specialised Hopper GEMM (TMA multicast, mbarrier ring, wgmma, cluster of two), right and broken on
+purpose."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ def test_right_under_every_policy(text: str, policy: str) -> None:
         p = Problem.random(256, 256, 256)
         gemm_sm90.run(p, text, policy=policy, seed=seed, warp_policy=warps).raise_on_findings()
         assert p.relative_error() < 2**-8
-        assert first is None or torch.equal(first, p.c), "the order of sums is fixed, so no schedule changes a bit"
+        assert first is None or torch.equal(first, p.c), (
+            "the order of sums is fixed, so no schedule changes a bit"
+        )
         first = p.c
 
 
@@ -66,10 +69,19 @@ def mutants(text: str) -> dict[str, str]:
         "wgmma wait dropped": swap(r"wgmma.wait_group.sync.aligned 0;", ""),
         "wgmma wait weakened": swap(r"wgmma.wait_group.sync.aligned 0;", "wgmma.wait_group.sync.aligned 1;"),
         "mbarrier init fence dropped": swap(r"fence.mbarrier_init.release.cluster;", ""),
-        "first cluster barrier dropped": drop(r"barrier.cluster.arrive.aligned;\s*barrier.cluster.wait.aligned;", 0),
-        "last cluster barrier dropped": drop(r"barrier.cluster.arrive.aligned;\s*barrier.cluster.wait.aligned;", -1),
-        "empty arrivals to one CTA only": swap(r"mapa.shared::cluster.u32 (%r\d+), (%r\d+), %r\d+;", r"mov.u32 \1, \2;"),
-        "relaxed arrive": swap(r"mbarrier.arrive.release.cluster.shared::cluster.b64", "mbarrier.arrive.relaxed.cluster.shared::cluster.b64"),
+        "first cluster barrier dropped": drop(
+            r"barrier.cluster.arrive.aligned;\s*barrier.cluster.wait.aligned;", 0
+        ),
+        "last cluster barrier dropped": drop(
+            r"barrier.cluster.arrive.aligned;\s*barrier.cluster.wait.aligned;", -1
+        ),
+        "empty arrivals to one CTA only": swap(
+            r"mapa.shared::cluster.u32 (%r\d+), (%r\d+), %r\d+;", r"mov.u32 \1, \2;"
+        ),
+        "relaxed arrive": swap(
+            r"mbarrier.arrive.release.cluster.shared::cluster.b64",
+            "mbarrier.arrive.relaxed.cluster.shared::cluster.b64",
+        ),
         "fewer bytes expected": swap(r"(mov.u32\s+%r\d+), 49152;", r"\1, 49136;"),
         "multicast to itself only": swap(r"mov.u16\s+(%rs\d+), 3;", r"mov.u16 \1, 1;"),
         "swizzle of the descriptor off": swap("4611686293305360384", str(4611686293305360384 + (1 << 62))),

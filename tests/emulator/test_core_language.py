@@ -1,6 +1,9 @@
-"""Reading PTX: scopes, calls, tables, variables, and errors that name the line. Real compiler output runs as it is."""
+"""Reading PTX: scopes, calls, tables, variables, and errors that name the line. Real compiler output runs as
+it is."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,9 +18,20 @@ from tests.emulator.conftest import HEADER, Launch, Run, nvrtc
 
 @pytest.mark.parametrize(
     ("text", "width", "bits"),
-    [("0x10", 4, 16), ("-1", 4, 0xFFFFFFFF), ("010", 4, 8), ("0b101U", 8, 5), ("0f3F800000", 4, 0x3F800000), ("0f3F800000", 8, 0x3FF0000000000000),
-     ("0d3FF0000000000000", 8, 0x3FF0000000000000), ("1.5", 4, 0x3FC00000), ("WARP_SZ", 4, 32), ("(3 + 4 * 2)", 4, 11), ("%r1", 4, None)],
-)  # fmt: skip
+    [
+        ("0x10", 4, 16),
+        ("-1", 4, 0xFFFFFFFF),
+        ("010", 4, 8),
+        ("0b101U", 8, 5),
+        ("0f3F800000", 4, 0x3F800000),
+        ("0f3F800000", 8, 0x3FF0000000000000),
+        ("0d3FF0000000000000", 8, 0x3FF0000000000000),
+        ("1.5", 4, 0x3FC00000),
+        ("WARP_SZ", 4, 32),
+        ("(3 + 4 * 2)", 4, 11),
+        ("%r1", 4, None),
+    ],
+)
 def test_literals(text: str, width: int, bits: int | None) -> None:
     assert literal(text, width) == bits
 
@@ -27,18 +41,26 @@ def test_operands_split_outside_brackets() -> None:
 
 
 def test_parameters_are_aligned() -> None:
-    module = parse(".version 8.6\n.target sm_90a\n.address_size 64\n.visible .entry k(.param .u32 a, .param .align 64 .b8 m[128], .param .u64 p)\n{ ret; }")
+    module = parse(
+        ".version 8.6\n.target sm_90a\n.address_size 64\n"
+        ".visible .entry k(.param .u32 a, .param .align 64 .b8 m[128], .param .u64 p)\n{ ret; }"
+    )
     assert [q.offset for q in module.functions["k"].params] == [0, 64, 192]
 
 
 def test_unknown_instruction_names_itself_and_its_line() -> None:
     body = HEADER + "\n\nfrobnicate.sync.b32 %r1, %r2;\nret;\n}"
     line = next(k for k, t in enumerate(body.splitlines(), 1) if "frobnicate" in t)
-    with pytest.raises(emulator.UnknownInstructionError, match=rf"PTX line {line}: unknown instruction `frobnicate.sync.b32 %r1, %r2`"):
+    with pytest.raises(
+        emulator.UnknownInstructionError,
+        match=rf"PTX line {line}: unknown instruction `frobnicate.sync.b32 %r1, %r2`",
+    ):
         emulator.run(body, "k", [None, None], Launch(), arch="sm_90a")
 
 
-@pytest.mark.parametrize("line", ["ld.shared.b32 %r1, [nothing];", "add.u32 %r1, %q, 1;", "bra NOWHERE;", "@%p99x bra X; X:"])
+@pytest.mark.parametrize(
+    "line", ["ld.shared.b32 %r1, [nothing];", "add.u32 %r1, %q, 1;", "bra NOWHERE;", "@%p99x bra X; X:"]
+)
 def test_unreadable_operands(ptx_run: Run, line: str) -> None:
     with pytest.raises(emulator.EmulatorError, match="PTX line"):
         ptx_run(line)
@@ -63,7 +85,8 @@ def test_scopes_hide_names(ptx_run: Run) -> None:
     out = np.zeros(32, np.int32)
     body = """
     mov.u32 %r1, 1;
-    { .reg .b32 %r1; mov.u32 %r1, 5; L: add.u32 %r1, %r1, 1; setp.lt.u32 %p1, %r1, 9; @%p1 bra L; mov.u32 %r2, %r1; }
+    { .reg .b32 %r1; mov.u32 %r1, 5; L: add.u32 %r1, %r1, 1; setp.lt.u32 %p1, %r1, 9; @%p1 bra L;
+      mov.u32 %r2, %r1; }
     { L: add.u32 %r1, %r1, 1; setp.lt.u32 %p1, %r1, 4; @%p1 bra L; }
     mad.lo.u32 %r3, %r2, 100, %r1;
     mul.wide.u32 %rd1, tid, 4; add.u64 %rd1, %rd1, b; st.global.b32 [%rd1], %r3;
@@ -72,35 +95,7 @@ def test_scopes_hide_names(ptx_run: Run) -> None:
     assert (out == 904).all()
 
 
-SOURCE = r"""
-__constant__ float table[4] = {0.5f, 1.5f, -2.0f, 4.0f};
-__device__ int counter = 40;
-struct Big { int v[6]; };
-__device__ __noinline__ float poly(float x, int n) { float s = 0; for (int i = 0; i < n; i++) s = s * x + table[i & 3]; if (s > 100) return 100; return s; }
-__device__ __noinline__ Big spread(int a) { Big b; for (int i = 0; i < 6; i++) b.v[i] = a * (i + 1); return b; }
-extern "C" __global__ void k(const float* x, float* y, int* z, int n) {
-  __shared__ float part[32];
-  extern __shared__ float dyn[];
-  const int t = threadIdx.x, i = blockIdx.x * blockDim.x + t;
-  float v = i < n ? x[i] : 0;
-  int steps = 0;
-  for (float w = v; w > 1 && steps < 50; w *= 0.7f) steps++;
-  float local[8];
-  for (int j = 0; j < 8; j++) local[(j * 5 + t) & 7] = j * v;
-  switch (t % 7) { case 0: v += 1; break; case 1: v *= 2; break; case 2: v -= 3; break; case 3: v = -v; break; case 4: v = sqrtf(fabsf(v)); break; case 5: v = poly(v, 4); break; }
-  Big b = spread(t);
-  float s = v;
-  for (int o = 16; o; o >>= 1) s += __shfl_xor_sync(~0u, s, o);
-  if (t % 32 == 0) part[t / 32] = s;
-  __syncthreads();
-  s = 0;
-  for (int w = 0; w < blockDim.x / 32; w++) s += part[w];
-  dyn[t] = local[t & 7];
-  __syncthreads();
-  if (i < n) { y[i] = v; y[n + i] = dyn[t ^ 1]; z[i] = steps + b.v[t % 6]; }
-  if (t == 0) { atomicAdd(&y[2 * n], s); atomicMax(&z[n], i + counter); }
-}
-"""
+SOURCE = (Path(__file__).parent / "kernels" / "language.cu").read_text()
 
 
 def test_compiler_output_with_calls_tables_and_local_memory(cuda_run: Run) -> None:
@@ -134,7 +129,8 @@ def test_compiler_output_with_calls_tables_and_local_memory(cuda_run: Run) -> No
 
 
 def test_global_variables_start_afresh_in_each_run(cuda_run: Run) -> None:
-    source = 'extern "C" { __device__ int seen = 7; __global__ void k(int* out) { out[0] = atomicAdd(&seen, 5); out[1] = seen; } }'
+    source = """extern "C" { __device__ int seen = 7;
+    __global__ void k(int* out) { out[0] = atomicAdd(&seen, 5); out[1] = seen; } }"""
     for _ in range(2):
         out = np.zeros(2, np.int32)
         cuda_run(source, [out], block=1).raise_on_findings()
@@ -143,7 +139,8 @@ def test_global_variables_start_afresh_in_each_run(cuda_run: Run) -> None:
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a", "sm_103a", "sm_110a"])
 def test_every_architecture_compiles_and_runs(arch: str) -> None:
-    source = 'extern "C" __global__ void k(const float* a, float* b) { b[threadIdx.x] = fmaf(a[threadIdx.x], 2.0f, 1.0f); }'
+    source = """extern "C" __global__ void k(const float* a, float* b) {
+      b[threadIdx.x] = fmaf(a[threadIdx.x], 2.0f, 1.0f); }"""
     a = torch.arange(64, dtype=torch.float32)
     b = torch.zeros(64)
     emulator.run(nvrtc(source, arch), "k", [a, b], Launch(block=(64,)), arch=arch).raise_on_findings()
@@ -152,7 +149,8 @@ def test_every_architecture_compiles_and_runs(arch: str) -> None:
 
 def test_bytes_and_scalars_by_value(cuda_run: Run) -> None:
     source = """struct S { int a; float b; long long c; };
-    extern "C" __global__ void k(S s, double d, short h, float* out) { out[0] = s.a; out[1] = s.b; out[2] = (float)s.c; out[3] = (float)d; out[4] = h; }"""
+    extern "C" __global__ void k(S s, double d, short h, float* out) {
+      out[0] = s.a; out[1] = s.b; out[2] = (float)s.c; out[3] = (float)d; out[4] = h; }"""
     packed = np.zeros(1, np.dtype([("a", np.int32), ("b", np.float32), ("c", np.int64)]))
     packed[0] = (3, 1.25, -9)
     out = torch.zeros(5)

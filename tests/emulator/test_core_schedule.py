@@ -49,7 +49,7 @@ def test_lane_that_waits_for_a_lane_of_its_warp(ptx_run: Run, warps: str) -> Non
     SET: st.volatile.shared.b32 [smem], 1;
     DONE: bar.warp.sync -1;
     """
-    assert ptx_run(body, warp_policy=warps).kinds() <= {"race"}   # the first store is weak
+    assert ptx_run(body, warp_policy=warps).kinds() <= {"race"}  # the first store is weak
 
 
 @pytest.mark.parametrize("policy", ["late", "eager", "mixed", "heavy"])
@@ -66,12 +66,16 @@ def test_polling_without_suspension_ends(ptx_run: Run, policy: str, warps: str) 
     POLL: mbarrier.test_wait.parity.shared::cta.b64 %p2, [smem], 0; @!%p2 bra POLL;
     and.b32 %r1, tid, 31; mad.lo.u32 %r1, %r1, 4, smem; ld.shared.b32 %r2, [%r1+128];
     """
-    ptx_run(body, (np.arange(32, dtype=np.int32), None), block=64, policy=policy, warp_policy=warps).raise_on_findings()
+    ptx_run(
+        body, (np.arange(32, dtype=np.int32), None), block=64, policy=policy, warp_policy=warps
+    ).raise_on_findings()
 
 
 def test_spinning_for_ever_is_a_livelock(ptx_run: Run) -> None:
     flag = np.zeros(1, np.int32)
-    report = ptx_run("SPIN: ld.volatile.global.b32 %r1, [a]; setp.eq.u32 %p2, %r1, 0; @%p2 bra SPIN;", (flag, None))
+    report = ptx_run(
+        "SPIN: ld.volatile.global.b32 %r1, [a]; setp.eq.u32 %p2, %r1, 0; @%p2 bra SPIN;", (flag, None)
+    )
     assert report.kinds() == {"livelock"}
 
 
@@ -81,8 +85,15 @@ def test_named_barriers_of_producer_and_consumer(cuda_run: Run) -> None:
       __shared__ int slot[32];
       const int w = threadIdx.x / 32, l = threadIdx.x % 32;
       for (int i = 0; i < 9; i++) {
-        if (w == 0) { if (i) asm volatile("bar.sync 2, 64;" ::: "memory"); slot[l] = i * 100 + l; asm volatile("bar.arrive 1, 64;" ::: "memory"); }
-        else { asm volatile("bar.sync 1, 64;" ::: "memory"); out[i * 32 + l] = slot[31 - l]; if (i < 8) asm volatile("bar.arrive 2, 64;" ::: "memory"); }
+        if (w == 0) {
+          if (i) asm volatile("bar.sync 2, 64;" ::: "memory");
+          slot[l] = i * 100 + l;
+          asm volatile("bar.arrive 1, 64;" ::: "memory");
+        } else {
+          asm volatile("bar.sync 1, 64;" ::: "memory");
+          out[i * 32 + l] = slot[31 - l];
+          if (i < 8) asm volatile("bar.arrive 2, 64;" ::: "memory");
+        }
       }
     }"""
     for seed in range(4):
@@ -98,7 +109,8 @@ def test_cp_async_ring(cuda_run: Run) -> None:
       const int l = threadIdx.x;
       auto load = [&](int i) {
         unsigned d = (unsigned)__cvta_generic_to_shared(&ring[i % 4][l]);
-        if (i < n) asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(d), "l"(in + i * 32 + l) : "memory");
+        const int4* s = in + i * 32 + l;
+        if (i < n) asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(d), "l"(s) : "memory");
         asm volatile("cp.async.commit_group;" ::: "memory");
       };
       for (int i = 0; i < DEPTH; i++) load(i);
@@ -118,5 +130,7 @@ def test_cp_async_ring(cuda_run: Run) -> None:
         cuda_run(source.replace("DEPTH", "3"), [data, out, np.int32(12)], policy=policy).raise_on_findings()
         assert torch.equal(out, sums)
     out = torch.zeros(12, 32, dtype=torch.int32)
-    report = cuda_run(source.replace("DEPTH - 1", "3").replace("DEPTH", "3"), [data, out, np.int32(12)], policy="late")
+    report = cuda_run(
+        source.replace("DEPTH - 1", "3").replace("DEPTH", "3"), [data, out, np.int32(12)], policy="late"
+    )
     assert report.findings or not torch.equal(out, sums)

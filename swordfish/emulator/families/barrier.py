@@ -59,7 +59,12 @@ def mbarrier(d: Decoder, op: Op) -> None:
     elif kind in ("try_wait", "test_wait"):
         parity = op.has("parity")
         rows = [d.dst(op.args[0]), d.address(op.args[1]), d.src(op.args[2], 4 if parity else 8)]
-        d.emit("mbarrier.wait", rows, [int(parity), int(op.has("relaxed")), int(kind == "test_wait")], cls="mbarrier")
+        d.emit(
+            "mbarrier.wait",
+            rows,
+            [int(parity), int(op.has("relaxed")), int(kind == "test_wait")],
+            cls="mbarrier",
+        )
     elif kind == "pending_count":
         d.emit("mbarrier.pending_count", [d.dst(op.args[0]), d.src(op.args[1], 8)], cls="mbarrier")
     else:
@@ -83,4 +88,9 @@ def _arrive(d: Decoder, op: Op, kind: str) -> None:
         d.emit("mbarrier.arrive", rows, [0, relaxed, int(kind == "arrive_drop"), 0], cls="mbarrier")
     else:
         count = d.src(args[1], 4) if len(args) > 1 else one
-        d.emit("mbarrier.arrive", [state, address, count, zero], [0, relaxed, int(kind == "arrive_drop"), 0], cls="mbarrier")
+        d.emit(
+            "mbarrier.arrive",
+            [state, address, count, zero],
+            [0, relaxed, int(kind == "arrive_drop"), 0],
+            cls="mbarrier",
+        )

@@ -55,7 +55,11 @@ def _bulk(d: Decoder, op: Op) -> None:
         _tensor(d, op)
         return
     spaces = [m.split("::")[0] for m in op.mods if m.startswith(("shared", "global"))]
-    red = next((_ATOMICS[m] for m in op.mods if m in _ATOMICS and m != "cas"), -1) if op.mods[0] == "reduce" else -1
+    red = (
+        next((_ATOMICS[m] for m in op.mods if m in _ATOMICS and m != "cas"), -1)
+        if op.mods[0] == "reduce"
+        else -1
+    )
     t = op.type if red >= 0 else "b32"
     form = 1 if spaces[0] == "global" else 2 if spaces == ["shared", "shared"] else 0
     rows = [d.address(op.args[0]), d.address(op.args[1]), d.src(op.args[2], 4)]
@@ -85,13 +89,24 @@ def _tensor(d: Decoder, op: Op) -> None:
     if spaces[0] == "shared":
         table, at = _map_and_coordinates(d, op.args[1])
         multicast = any(m.startswith("multicast") for m in op.mods)
-        rows = [table, d.address(op.args[0]), d.address(op.args[2]), d.src(op.args[3], 4) if multicast else none4, *at]
+        rows = [
+            table,
+            d.address(op.args[0]),
+            d.address(op.args[2]),
+            d.src(op.args[3], 4) if multicast else none4,
+            *at,
+        ]
         group = 2 if op.has("cta_group::2") else 1 if op.has("cta_group::1") else 0
         d.emit("cp.async.bulk.tensor", rows, [0, dims, int(multicast), group, -1, rows4], cls="tma")
         return
     table, at = _map_and_coordinates(d, op.args[0])
     red = next((_ATOMICS[m] for m in op.mods if m in _ATOMICS), -1) if op.mods[0] == "reduce" else -1
-    d.emit("cp.async.bulk.tensor", [table, d.address(op.args[1]), d.const(0, 8), none4, *at], [1, dims, 0, 0, red, rows4], cls="tma")
+    d.emit(
+        "cp.async.bulk.tensor",
+        [table, d.address(op.args[1]), d.const(0, 8), none4, *at],
+        [1, dims, 0, 0, red, rows4],
+        cls="tma",
+    )
 
 
 def store_async(d: Decoder, op: Op) -> None:

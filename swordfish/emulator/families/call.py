@@ -15,7 +15,8 @@ def _names(text: str) -> list[str]:
 
 @family("call")
 def call(d: Decoder, op: Op) -> None:
-    """``call (results), name, (arguments);`` with the lists optional. Indirect and recursive calls are refused."""
+    """``call (results), name, (arguments);`` with the lists optional. Indirect and recursive calls are
+    refused."""
     args = list(op.args)
     results = _names(args.pop(0)) if args[0].startswith("(") else []
     name = args.pop(0)
@@ -30,7 +31,9 @@ def call(d: Decoder, op: Op) -> None:
             raise d.unknown(op, "a function without a body")
         return
     if d.depth >= _DEEPEST:
-        raise EmulatorError(f"PTX line {op.line}: calls nest deeper than {_DEEPEST}; recursion is not supported")
+        raise EmulatorError(
+            f"PTX line {op.line}: calls nest deeper than {_DEEPEST}; recursion is not supported"
+        )
     _inline(d, fn, results, values)
 
 

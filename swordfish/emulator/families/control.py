@@ -23,7 +23,8 @@ def brx(d: Decoder, op: Op) -> None:
 
 @family("exit", "ret")
 def leave(d: Decoder, op: Op) -> None:
-    """``ret`` of an inlined function jumps to the end of its body; a kernel's ends the lane, as ``exit`` does."""
+    """``ret`` of an inlined function jumps to the end of its body; a kernel's ends the lane, as ``exit``
+    does."""
     if op.base == "ret" and d.return_labels:
         label, scope = d.return_labels[-1]
         d.emit("bra", [], cls="branch")
@@ -37,7 +38,16 @@ def trap(d: Decoder, op: Op) -> None:
     d.emit("trap", [], cls="branch")
 
 
-@family("nanosleep", "pmevent", "griddepcontrol", "setmaxnreg", "prefetch", "prefetchu", "discard", "applypriority")
+@family(
+    "nanosleep",
+    "pmevent",
+    "griddepcontrol",
+    "setmaxnreg",
+    "prefetch",
+    "prefetchu",
+    "discard",
+    "applypriority",
+)
 def nop(d: Decoder, op: Op) -> None:
     """Hints, and what has no meaning without other grids or a register file."""
     d.emit("yield" if op.base == "nanosleep" else "nop", [], sync=1 if op.has("aligned") else 0)

@@ -8,8 +8,8 @@ from swordfish.emulator.families.util import unsigned, vector
 from swordfish.emulator.ptx import type_size
 
 _INT = ("u16", "u32", "u64", "s16", "s32", "s64")
-_COMPARE = {"eq": 0, "ne": 1, "lt": 2, "le": 3, "gt": 4, "ge": 5, "lo": 2, "ls": 3, "hi": 4, "hs": 5, "equ": 6, "neu": 7, "ltu": 8,
-            "leu": 9, "gtu": 10, "geu": 11, "num": 12, "nan": 13}  # fmt: skip
+_COMPARE = {"eq": 0, "ne": 1, "lt": 2, "le": 3, "gt": 4, "ge": 5, "lo": 2, "ls": 3, "hi": 4, "hs": 5, "equ":
+            6, "neu": 7, "ltu": 8, "leu": 9, "gtu": 10, "geu": 11, "num": 12, "nan": 13}  # fmt: skip
 _BOOL = {"and": 1, "or": 2, "xor": 3}
 
 
@@ -44,7 +44,12 @@ def _carry(d: Decoder, op: Op, read: int) -> None:
     w = type_size(op.type)
     flag = d.root().regs.setdefault("%carry flag", (d.row(0), "pred"))[0]
     sub = int(op.base.startswith("sub"))
-    d.emit(f"carry.u{8 * w}", [d.dst(op.args[0], w), *_sources(d, op, [w, w]), flag], [sub, read, int(op.has("cc"))], cls="alu")
+    d.emit(
+        f"carry.u{8 * w}",
+        [d.dst(op.args[0], w), *_sources(d, op, [w, w]), flag],
+        [sub, read, int(op.has("cc"))],
+        cls="alu",
+    )
 
 
 @family("addc", "subc")
@@ -61,7 +66,11 @@ def mul(d: Decoder, op: Op) -> None:
         return arithmetic(d, op)
     w = type_size(t)
     form = op.any("wide", "hi") or "lo"
-    d.emit(f"mul.{form}.{t}", [d.dst(op.args[0], 2 * w if form == "wide" else w), *_sources(d, op, [w, w])], cls="alu")
+    d.emit(
+        f"mul.{form}.{t}",
+        [d.dst(op.args[0], 2 * w if form == "wide" else w), *_sources(d, op, [w, w])],
+        cls="alu",
+    )
     return None
 
 
@@ -98,7 +107,12 @@ def _mad_cc(d: Decoder, op: Op, form: str, read: int) -> None:
     product = d.row(w)
     flag = d.root().regs.setdefault("%carry flag", (d.row(0), "pred"))[0]
     d.emit(f"mul.{form}.{op.type}", [product, d.src(op.args[1], w), d.src(op.args[2], w)], cls="address")
-    d.emit(f"carry.u{8 * w}", [d.dst(op.args[0], w), product, d.src(op.args[3], w), flag], [0, read, int(op.has("cc"))], cls="alu")
+    d.emit(
+        f"carry.u{8 * w}",
+        [d.dst(op.args[0], w), product, d.src(op.args[3], w), flag],
+        [0, read, int(op.has("cc"))],
+        cls="alu",
+    )
 
 
 @family("madc")
@@ -182,7 +196,11 @@ def shift(d: Decoder, op: Op) -> None:
 @family("popc", "clz", "brev")
 def bits(d: Decoder, op: Op) -> None:
     w = type_size(op.type)
-    d.emit(f"{op.base}.{unsigned(op.type)}", [d.dst(op.args[0], w if op.base == "brev" else 4), *_sources(d, op, [w])], cls="alu")
+    d.emit(
+        f"{op.base}.{unsigned(op.type)}",
+        [d.dst(op.args[0], w if op.base == "brev" else 4), *_sources(d, op, [w])],
+        cls="alu",
+    )
 
 
 @family("bfind")
@@ -209,7 +227,12 @@ def lop3(d: Decoder, op: Op) -> None:
     if combine:
         dest, pred = [t.strip() for t in op.args[0].split("|")]
         rows = [d.src(a, 4) for a in op.args[1:4]]
-        d.emit("lop3.p", [d.dst(dest), d.dst(pred), *rows, d.pred_src(op.args[5])], [int(op.args[4], 0), _BOOL[combine]], cls="alu")
+        d.emit(
+            "lop3.p",
+            [d.dst(dest), d.dst(pred), *rows, d.pred_src(op.args[5])],
+            [int(op.args[4], 0), _BOOL[combine]],
+            cls="alu",
+        )
         return
     d.emit("lop3", [d.dst(op.args[0]), *[d.src(a, 4) for a in op.args[1:4]]], [int(op.args[4], 0)], cls="alu")
 
@@ -218,18 +241,33 @@ def lop3(d: Decoder, op: Op) -> None:
 def prmt(d: Decoder, op: Op) -> None:
     modes = ("f4e", "b4e", "rc8", "ecl", "ecr", "rc16")
     mode = op.any(*modes)
-    d.emit("prmt", [d.dst(op.args[0]), *_sources(d, op, [4, 4, 4])], [modes.index(mode) + 1 if mode else 0], cls="alu")
+    d.emit(
+        "prmt",
+        [d.dst(op.args[0]), *_sources(d, op, [4, 4, 4])],
+        [modes.index(mode) + 1 if mode else 0],
+        cls="alu",
+    )
 
 
 @family("shf")
 def shf(d: Decoder, op: Op) -> None:
-    d.emit("shf", [d.dst(op.args[0]), *_sources(d, op, [4, 4, 4])], [int(op.has("r")), int(op.has("wrap"))], cls="alu")
+    d.emit(
+        "shf",
+        [d.dst(op.args[0]), *_sources(d, op, [4, 4, 4])],
+        [int(op.has("r")), int(op.has("wrap"))],
+        cls="alu",
+    )
 
 
 @family("dp4a")
 def dp4a(d: Decoder, op: Op) -> None:
     a, b = op.mods[-2], op.mods[-1]
-    d.emit("dp4a", [d.dst(op.args[0]), *_sources(d, op, [4, 4, 4])], [int(a == "s32"), int(b == "s32")], cls="alu")
+    d.emit(
+        "dp4a",
+        [d.dst(op.args[0]), *_sources(d, op, [4, 4, 4])],
+        [int(a == "s32"), int(b == "s32")],
+        cls="alu",
+    )
 
 
 def _compare(d: Decoder, op: Op, dest: int, other: int, args: list[str]) -> None:
@@ -271,7 +309,12 @@ def _compare_halves(d: Decoder, op: Op, dests: list[int]) -> None:
     extra = [d.pred_src(op.args[3])] if combine else []
     cmp = next(_COMPARE[m] for m in op.mods if m in _COMPARE)
     for dest, pair in zip(dests, (rows, highs), strict=True):
-        d.emit(f"setp.{op.type[:-2]}", [dest, d.row(0), *pair, *extra], [cmp, combine, int(op.has("ftz"))], cls="alu")
+        d.emit(
+            f"setp.{op.type[:-2]}",
+            [dest, d.row(0), *pair, *extra],
+            [cmp, combine, int(op.has("ftz"))],
+            cls="alu",
+        )
 
 
 @family("set")
@@ -310,9 +353,18 @@ def selp(d: Decoder, op: Op) -> None:
 def slct(d: Decoder, op: Op) -> None:
     """``d = c >= 0 ? a : b``."""
     p = d.row(0)
-    d.emit(f"setp.{op.type}", [p, d.row(0), d.src(op.args[3], 4), d.const(0, 4)], [5, 0, int(op.has("ftz"))], cls="address")
+    d.emit(
+        f"setp.{op.type}",
+        [p, d.row(0), d.src(op.args[3], 4), d.const(0, 4)],
+        [5, 0, int(op.has("ftz"))],
+        cls="address",
+    )
     w = type_size(op.mods[-2])
-    d.emit(f"selp.{unsigned(op.mods[-2])}", [d.dst(op.args[0], w), d.src(op.args[1], w), d.src(op.args[2], w), p], cls="alu")
+    d.emit(
+        f"selp.{unsigned(op.mods[-2])}",
+        [d.dst(op.args[0], w), d.src(op.args[1], w), d.src(op.args[2], w), p],
+        cls="alu",
+    )
 
 
 @family("mov")
@@ -345,5 +397,3 @@ def cvt(d: Decoder, op: Op) -> None:
     from swordfish.emulator.families.floating import convert
 
     convert(d, op)
-
-

@@ -8,9 +8,20 @@ from swordfish.emulator.ptx import type_size
 
 SPACES = {"global": 1, "shared": 2, "local": 3, "const": 4}
 ORDERS = {"weak": 0, "relaxed": 1, "volatile": 1, "acquire": 2, "release": 3, "acq_rel": 4, "mmio": 1}
-_ATOMICS = {"add": 0, "min": 1, "max": 2, "and": 3, "or": 4, "xor": 5, "exch": 6, "cas": 7, "inc": 8, "dec": 9}
-_TYPES = {"u32": 0, "s32": 1, "u64": 2, "s64": 3, "f32": 4, "f64": 5, "f16": 6, "bf16": 7, "f16x2": 8, "bf16x2": 9, "b32": 0, "b64": 2,
-          "b16": 0, "b128": 2}  # fmt: skip
+_ATOMICS = {
+    "add": 0,
+    "min": 1,
+    "max": 2,
+    "and": 3,
+    "or": 4,
+    "xor": 5,
+    "exch": 6,
+    "cas": 7,
+    "inc": 8,
+    "dec": 9,
+}
+_TYPES = {"u32": 0, "s32": 1, "u64": 2, "s64": 3, "f32": 4, "f64": 5, "f16": 6, "bf16": 7, "f16x2": 8,
+          "bf16x2": 9, "b32": 0, "b64": 2, "b16": 0, "b128": 2}  # fmt: skip
 
 
 def space_of(op: Op) -> int:
@@ -53,11 +64,21 @@ def load(d: Decoder, op: Op) -> None:
             d.emit("ld.param", rows, [4, size, len(regs), 0, reg], offset, cls="load_other")
             return
     base, width, off = d.memory(op.args[1])
-    space = 3 if op.mods[0].startswith("param") and d.find_var(op.args[1].strip("[] ").split("+")[0].strip()) else space_of(op)
+    space = (
+        3
+        if op.mods[0].startswith("param") and d.find_var(op.args[1].strip("[] ").split("+")[0].strip())
+        else space_of(op)
+    )
     if op.mods[0].startswith("param") and space != 3:
         space = 1
     cls = {1: "load_global", 2: "load_shared"}.get(space, "load_other")
-    d.emit("ld", [base, *rows], [space, size, len(regs), order_of(op), reg | (16 if width == 4 else 0)], off, cls=cls)
+    d.emit(
+        "ld",
+        [base, *rows],
+        [space, size, len(regs), order_of(op), reg | (16 if width == 4 else 0)],
+        off,
+        cls=cls,
+    )
 
 
 @family("st")
@@ -75,7 +96,13 @@ def store(d: Decoder, op: Op) -> None:
     rows = [d.src(r, max(size, 4)) for r in regs]
     space = 3 if op.mods[0].startswith("param") else space_of(op)
     cls = {1: "store_global", 2: "store_shared"}.get(space, "load_other")
-    d.emit("st", [base, *rows], [space, size, len(regs), order_of(op), reg | (16 if width == 4 else 0)], off, cls=cls)
+    d.emit(
+        "st",
+        [base, *rows],
+        [space, size, len(regs), order_of(op), reg | (16 if width == 4 else 0)],
+        off,
+        cls=cls,
+    )
     return None
 
 
@@ -99,7 +126,14 @@ def atomic(d: Decoder, op: Op) -> None:
     if which == "cas":
         rows += [d.src(r, max(size, 4)) for r in vector(args[2])]
     reg = 0 if size == 16 else size
-    mods = [space_of(op), size, n, order_of(op, 1), reg | (16 if width == 4 else 0), _ATOMICS[which] | _TYPES[t] << 8]
+    mods = [
+        space_of(op),
+        size,
+        n,
+        order_of(op, 1),
+        reg | (16 if width == 4 else 0),
+        _ATOMICS[which] | _TYPES[t] << 8,
+    ]
     d.emit("atom", [base, *results, *rows], mods, off, cls="atomic")
     return None
 
@@ -118,7 +152,12 @@ def cvta(d: Decoder, op: Op) -> None:
 @family("isspacep")
 def isspacep(d: Decoder, op: Op) -> None:
     space, _, scope = op.mods[0].partition("::")
-    d.emit("isspacep", [d.dst(op.args[0]), d.src(op.args[1], 8)], [SPACES.get(space, 9), int(scope == "cta")], cls="alu")
+    d.emit(
+        "isspacep",
+        [d.dst(op.args[0]), d.src(op.args[1], 8)],
+        [SPACES.get(space, 9), int(scope == "cta")],
+        cls="alu",
+    )
 
 
 @family("mapa", "getctarank")

@@ -15,7 +15,13 @@ def mma(d: Decoder, op: Op) -> None:
     shape = next((m for m in op.mods if re.fullmatch(r"m\d+n\d+k\d+", m)), "")
     m, n, k = (int(x) for x in re.findall(r"\d+", shape)) if shape else (0, 0, 0)
     types = [t for t in op.mods if t in _ELEMENTS or t in ("f32", "s32")]
-    if op.has("sp") or any("block_scale" in t for t in op.mods) or (m, n) != (16, 8) or len(types) != 4 or not op.has("row", "col"):
+    if (
+        op.has("sp")
+        or any("block_scale" in t for t in op.mods)
+        or (m, n) != (16, 8)
+        or len(types) != 4
+        or not op.has("row", "col")
+    ):
         raise d.unknown(op, "only dense m16n8 .row.col forms")
     dt, at, bt, ct = types
     if at not in _ELEMENTS or bt not in _ELEMENTS or dt != ct:
@@ -23,7 +29,13 @@ def mma(d: Decoder, op: Op) -> None:
     accumulator = {"f32": 0, "f16": 1, "s32": 2}[dt]
     dest, a, b, c = (vector(t) for t in op.args[:4])
     rows = [d.dst(r) for r in dest] + [d.src(r, 4) for r in (*a, *b, *c)]
-    d.emit("mma", rows, [k, _ELEMENTS[at], _ELEMENTS[bt], accumulator, int(op.has("satfinite"))], cls="mma", sync=SYNC_ALIGNED)
+    d.emit(
+        "mma",
+        rows,
+        [k, _ELEMENTS[at], _ELEMENTS[bt], accumulator, int(op.has("satfinite"))],
+        cls="mma",
+        sync=SYNC_ALIGNED,
+    )
 
 
 @family("wgmma")

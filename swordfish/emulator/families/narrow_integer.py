@@ -1,4 +1,5 @@
-"""Integer instructions on parts of a word: 24-bit products, 16-bit pairs, dot products, masks and field extension."""
+"""Integer instructions on parts of a word: 24-bit products, 16-bit pairs, dot products, masks and field
+extension."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ from swordfish.emulator.ptx import split_operands
 
 __all__ = ["FLOAT_ROUNDS", "SCALARS", "rounding", "unsigned", "vector"]
 
-SCALARS = {"u8": 0, "u16": 1, "u32": 2, "u64": 3, "s8": 4, "s16": 5, "s32": 6, "s64": 7, "f16": 8, "bf16": 9, "f32": 10, "f64": 11,
-           "tf32": 12, "b8": 0, "b16": 1, "b32": 2, "b64": 3}  # fmt: skip
+SCALARS = {"u8": 0, "u16": 1, "u32": 2, "u64": 3, "s8": 4, "s16": 5, "s32": 6, "s64": 7, "f16": 8, "bf16": 9,
+           "f32": 10, "f64": 11, "tf32": 12, "b8": 0, "b16": 1, "b32": 2, "b64": 3}  # fmt: skip
 """Scalar type codes shared with ``core/cvt.cpp``."""
 
 FLOAT_ROUNDS = {"rn": 0, "rz": 1, "rm": 2, "rp": 3, "rna": 4, "rs": 5, "rni": 0, "rzi": 1, "rmi": 2, "rpi": 3}

@@ -51,7 +51,9 @@ def redux(d: Decoder, op: Op) -> None:
     which = next(_REDUX[m] for m in op.mods if m in _REDUX)
     kind = {"s32": 1, "f32": 4}.get(op.type, 0)
     rows = [d.dst(op.args[0]), d.src(op.args[1], 4), d.src(op.args[2], 4)]
-    d.emit("redux", rows, [which, kind, int(op.has("abs")), int(op.has("NaN"))], cls="warp", sync=SYNC_MEMBERS)
+    d.emit(
+        "redux", rows, [which, kind, int(op.has("abs")), int(op.has("NaN"))], cls="warp", sync=SYNC_MEMBERS
+    )
 
 
 @family("elect")
