@@ -1,8 +1,9 @@
 """Runs CuTe DSL programs on the emulator: the DSL's own host function runs, its launches come here.
 
-The host function that the DSL compiles calls a small CUDA runtime library. :class:`Session` puts a stand-in in its
-place (``cutedsl_runtime.c``, compiled at the first use), which hands every launch with the raw bytes of its parameters
-and every tensor-map encoding to Python. Kernels whose host side is not ours therefore run unchanged::
+The host function that the DSL compiles calls a small CUDA runtime library. :class:`Session` puts a
+stand-in in its place (``cutedsl_runtime.c``, compiled at the first use), which hands every launch with the
+raw bytes of its parameters and every tensor-map encoding to Python. Kernels whose host side is not ours
+therefore run unchanged::
 
     with Session("sm_100a") as session:
         compiled = cute.compile(host_function, a, b, c)
@@ -10,8 +11,8 @@ and every tensor-map encoding to Python. Kernels whose host side is not ours the
     launch = session.launches[0]
     launch.run(seed=3)                          # again, under another schedule
 
-Tensors must be on the CPU. A kernel may touch the tensors that went through ``from_dlpack`` inside the session, and
-those given to :meth:`Session.register`.
+Tensors must be on the CPU. A kernel may touch the tensors that went through ``from_dlpack`` inside the
+session, and those given to :meth:`Session.register`.
 """
 
 from __future__ import annotations
@@ -41,14 +42,50 @@ __all__ = ["Launch", "Session"]
 _RUNTIME = Path(__file__).with_name("cutedsl_runtime.c")
 _MAP_HANDLE = b"SWFCUTE\x01"
 # CUtensorMapDataType of the CUDA driver API, in order.
-_DTYPES = ("uint8", "uint16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64", "bfloat16",
-           "float32_ftz", "tfloat32", "tfloat32_ftz", "16u4_align8b", "16u4_align16b", "16u6_align16b")  # fmt: skip
+_DTYPES = (
+    "uint8",
+    "uint16",
+    "uint32",
+    "int32",
+    "uint64",
+    "int64",
+    "float16",
+    "float32",
+    "float64",
+    "bfloat16",
+    "float32_ftz",
+    "tfloat32",
+    "tfloat32_ftz",
+    "16u4_align8b",
+    "16u4_align16b",
+    "16u6_align16b",
+)
 
 _U32P, _U64P = ctypes.POINTER(ctypes.c_uint32), ctypes.POINTER(ctypes.c_uint64)
-_LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, _U32P, _U32P, _U32P, ctypes.c_uint64, ctypes.c_int,
-                           ctypes.POINTER(ctypes.c_void_p))  # fmt: skip
-_ENCODE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_uint64, _U64P, _U64P,
-                           _U32P, _U32P, ctypes.c_int, ctypes.c_int, ctypes.c_int)  # fmt: skip
+_LAUNCH = ctypes.CFUNCTYPE(
+    ctypes.c_int,
+    ctypes.c_char_p,
+    _U32P,
+    _U32P,
+    _U32P,
+    ctypes.c_uint64,
+    ctypes.c_int,
+    ctypes.POINTER(ctypes.c_void_p),
+)
+_ENCODE = ctypes.CFUNCTYPE(
+    ctypes.c_int,
+    ctypes.c_void_p,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_uint64,
+    _U64P,
+    _U64P,
+    _U32P,
+    _U32P,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+)
 
 
 @dataclass(frozen=True)
@@ -70,24 +107,50 @@ class Launch:
     regions: tuple[torch.Tensor, ...]
     arch: str
 
-    def run(self, *, seed: int = 0, policy: str = "mixed", warp_policy: str = "random", checks: bool = True,
-            ptx: str | None = None) -> Report:  # fmt: skip
+    def run(
+        self,
+        *,
+        seed: int = 0,
+        policy: str = "mixed",
+        warp_policy: str = "random",
+        checks: bool = True,
+        ptx: str | None = None,
+    ) -> Report:
         """Run the launch, on another schedule or with other PTX text (a mutant); writes the same tensors."""
-        return run(ptx or self.ptx, self.entry, self.args, self.shape, arch=self.arch, seed=seed, policy=policy,
-                   warp_policy=warp_policy, checks=checks, regions=self.regions)  # fmt: skip
+        return run(
+            ptx or self.ptx,
+            self.entry,
+            self.args,
+            self.shape,
+            arch=self.arch,
+            seed=seed,
+            policy=policy,
+            warp_policy=warp_policy,
+            checks=checks,
+            regions=self.regions,
+        )
 
 
 class Session:
     """A region in which CuTe DSL programs run on the emulator. See the module's text.
 
-    ``arch`` is a full name such as ``sm_100a``; ``on_launch`` replaces the default of running each launch once with
-    ``seed`` and ``policy`` and raising on findings. ``sms`` is the number of SMs that host code sees.
+    ``arch`` is a full name such as ``sm_100a``; ``on_launch`` replaces the default of running each launch
+    once with ``seed`` and ``policy`` and raising on findings. ``sms`` is the number of SMs that host code
+    sees.
 
-    Raises ``EmulatorError`` on leaving a DSL call whose kernel has findings, ``NoCompilerError`` without a compiler.
+    Raises ``EmulatorError`` on leaving a DSL call whose kernel has findings, ``NoCompilerError`` without a
+    compiler.
     """
 
-    def __init__(self, arch: str, *, seed: int = 0, policy: str = "mixed", sms: int = 4,
-                 on_launch: Callable[[Launch], None] | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        arch: str,
+        *,
+        seed: int = 0,
+        policy: str = "mixed",
+        sms: int = 4,
+        on_launch: Callable[[Launch], None] | None = None,
+    ) -> None:
         self.arch, self.seed, self.policy, self.sms = arch, seed, policy, sms
         self.launches: list[Launch] = []
         self.reports: list[Report] = []
@@ -105,7 +168,8 @@ class Session:
     def _run_once(self, launch: Launch) -> None:
         self.reports.append(launch.run(seed=self.seed, policy=self.policy).raise_on_findings())
 
-    # ---- what the stand-in library calls -----------------------------------------------------------------------------
+    # ---- what the stand-in library calls
+    # -----------------------------------------------------------------------------
     def _launched(
         self, name: bytes, grid: Any, block: Any, cluster: Any, shared: int, _programmatic: int, args: Any
     ) -> int:
@@ -133,8 +197,20 @@ class Session:
             return self._maps[int.from_bytes(data[8:16], "little")]
         return data
 
-    def _encoded(self, out: int, dtype: int, rank: int, address: int, dims: Any, strides: Any, box: Any, steps: Any,
-                 interleave: int, swizzle: int, fill: int) -> int:  # fmt: skip
+    def _encoded(
+        self,
+        out: int,
+        dtype: int,
+        rank: int,
+        address: int,
+        dims: Any,
+        strides: Any,
+        box: Any,
+        steps: Any,
+        interleave: int,
+        swizzle: int,
+        fill: int,
+    ) -> int:
         try:
             self._maps.append(
                 TensorMap(
@@ -147,7 +223,7 @@ class Session:
                     SWIZZLES[swizzle],
                     ("none", "16", "32")[interleave],
                     "nan" if fill else "zero",
-                )  # fmt: skip
+                )
             )
             handle = _MAP_HANDLE + (len(self._maps) - 1).to_bytes(8, "little") + bytes(112)
             ctypes.memmove(out, handle, 128)
@@ -155,11 +231,13 @@ class Session:
             self._error = e
         return 0
 
-    # ---- installation --------------------------------------------------------------------------------------------------
+    # ---- installation
+    # --------------------------------------------------------------------------------------------------
     def __enter__(self) -> Session:
         import cutlass.cute as cute
         from cutlass.cute import runtime as cute_runtime
         from cutlass.cutlass_dsl import CuTeDSL
+        from cutlass.base_dsl.jit_executor import JitExecutor
         from cutlass.cutlass_dsl.cuda_jit_executor import CudaDialectJitCompiledFunction as Compiled
 
         path = native.compile_c(_RUNTIME)
@@ -177,14 +255,14 @@ class Session:
         ):
             enter(mock.patch.object(settings, name, value))
         to, from_dlpack = Compiled.to, cute_runtime.from_dlpack
-        run_program = Compiled.run_compiled_program
+        run_program = JitExecutor.run_compiled_program
 
         def load(compiled: Any, device: int | None = None) -> Any:
             self._modules.append(compiled.artifacts.PTX or "")
             return to(compiled, device)
 
-        def execute(compiled: Any, args: list[Any]) -> Any:
-            result = run_program(compiled, args)
+        def execute(executor: Any, args: list[Any]) -> Any:
+            result = run_program(executor, args)
             self.raise_error()
             return result
 
@@ -194,7 +272,7 @@ class Session:
             return from_dlpack(tensor, *args, **kwargs)
 
         enter(mock.patch.object(Compiled, "to", load))
-        enter(mock.patch.object(Compiled, "run_compiled_program", execute))
+        enter(mock.patch.object(JitExecutor, "run_compiled_program", execute))
         enter(mock.patch.object(Compiled, "num_devices", 1))
         for module in (cute_runtime, cute):
             if getattr(module, "from_dlpack", None) is from_dlpack:

@@ -1,14 +1,15 @@
 """Mutation testing of kernels: every single-instruction mutant of a PTX text, run under several schedules.
 
-A mutant drops or weakens one synchronising instruction (barrier operations, fences, waits, commits), or changes one
-constant on which synchronisation, addresses, descriptors or masks depend. :func:`mutants` lists them, :func:`score`
-runs them. A mutant is caught when a checker finds something, when the result differs, or when it does not end.
+A mutant drops or weakens one synchronising instruction (barrier operations, fences, waits, commits), or
+changes one constant on which synchronisation, addresses, descriptors or masks depend. :func:`mutants`
+lists them, :func:`score` runs them. A mutant is caught when a checker finds something, when the result
+differs, or when it does not end.
 
     found = score(mutants(ptx, entry), trial)
     print(found.table())
 
-``trial(ptx, seed)`` runs the kernel and returns ``""`` when the result is right and no checker complained, else a
-short reason such as ``"race"``.
+``trial(ptx, seed)`` runs the kernel and returns ``""`` when the result is right and no checker
+complained, else a short reason such as ``"race"``.
 """
 
 from __future__ import annotations
@@ -33,16 +34,32 @@ _DROPPED = re.compile(
 _WEAKENED = (
     (r"^(fence\.proxy\.async)\S*", "fence.acq_rel.cta", "proxy fence -> ordinary fence"),
     (r"(multicast::cluster\S*\s+\[[^]]*\]), ([%\w]+)$", r"\1, 1", "commit to the even CTA only"),
-    (r"^(tcgen05\.commit\S*?)\.multicast::cluster(\S*\s+\[[^]]*\]), [%\w]+$", r"\1\2", "commit without multicast"),
+    (
+        r"^(tcgen05\.commit\S*?)\.multicast::cluster(\S*\s+\[[^]]*\]), [%\w]+$",
+        r"\1\2",
+        "commit without multicast",
+    ),
     (r"^(cp\.async\.bulk\.wait_group(?:\.read)?) 0$", r"\1 1", "one group may stay in flight"),
     (r"^(cp\.async\.bulk\.tensor\S*)\.cta_group::2(\s)", r"\1\2", "pair load -> per-CTA load"),
-    (r"^(cp\.async\.bulk\.tensor\.\dd\.shared::cluster\S*\.multicast::cluster)(\S*\s.*), ([%\w]+)$", r"\1\2, 1", "multicast to one CTA"),
+    (
+        r"^(cp\.async\.bulk\.tensor\.\dd\.shared::cluster\S*\.multicast::cluster)(\S*\s.*), ([%\w]+)$",
+        r"\1\2, 1",
+        "multicast to one CTA",
+    ),
     (r"^(mapa\S*\s+\S+,\s*\S+), 0$", r"\1, 1", "leader's barrier -> peer's"),
     (r"^(bar(?:rier)?\.sync\S*\s+\w+), (\d+)$", r"\1, 32", "barrier of one warp"),
     (r"^(barrier\.cluster\.arrive)(?:\.release)?(\.aligned)?$", r"\1.relaxed\2", "relaxed cluster arrive"),
-    (r"^(mbarrier\.arrive)(?:\.release)?(?:\.cluster|\.cta)?(\.shared\S*)", r"\1.relaxed.cluster\2", "relaxed arrive"),
-    (r"^(mbarrier\.try_wait\.parity)(?:\.acquire)?(?:\.cluster|\.cta)?(\.shared\S*)", r"\1.relaxed.cluster\2", "relaxed wait"),
-)  # fmt: skip
+    (
+        r"^(mbarrier\.arrive)(?:\.release)?(?:\.cluster|\.cta)?(\.shared\S*)",
+        r"\1.relaxed.cluster\2",
+        "relaxed arrive",
+    ),
+    (
+        r"^(mbarrier\.try_wait\.parity)(?:\.acquire)?(?:\.cluster|\.cta)?(\.shared\S*)",
+        r"\1.relaxed.cluster\2",
+        "relaxed wait",
+    ),
+)
 
 _ANCHOR = re.compile(
     r"^(mbarrier\.|tcgen05\.|cp\.async\.bulk|mapa|wgmma\.|st\.async|ld\.shared|st\.shared|stmatrix|ldmatrix|cvta\.shared|elect)"
@@ -57,7 +74,9 @@ _ARITHMETIC = re.compile(
 
 @dataclass(frozen=True)
 class Mutant:
-    """One changed instruction: its PTX ``line``, what was done, the old and the new text, and the whole mutant."""
+    """One changed instruction: its PTX ``line``, what was done, the old and the new text, and the whole
+    mutant.
+    """
 
     line: int
     change: str
@@ -106,7 +125,9 @@ class Score:
 
 
 def _replace(lines: Sequence[str], s: Stmt, new: str) -> str | None:
-    """The text with the statement replaced (left out, with its guard, for an empty ``new``); ``None`` if it spans lines."""
+    """The text with the statement replaced (left out, with its guard, for an empty ``new``); ``None`` if
+    it spans lines.
+    """
     loose = r"\s*".join(re.escape(ch) for ch in s.text if not ch.isspace())
     guard = rf"@\s*!?\s*{re.escape(s.guard.lstrip('!'))}\s+" if s.guard and not new else ""
     line = lines[s.line - 1]
@@ -169,8 +190,8 @@ def _slice(body: Sequence[Stmt], depth: int) -> set[int]:
 def mutants(ptx: str, entry: str, depth: int = 4) -> list[Mutant]:
     """All single-instruction mutants of kernel ``entry``.
 
-    Constants are mutated in synchronising and tensor instructions and in the arithmetic that feeds their operands
-    through up to ``depth`` instructions. Raises ``EmulatorError`` for PTX that cannot be read.
+    Constants are mutated in synchronising and tensor instructions and in the arithmetic that feeds their
+    operands through up to ``depth`` instructions. Raises ``EmulatorError`` for PTX that cannot be read.
     """
     body = parse(ptx).functions[entry].body
     lines = ptx.split("\n")
@@ -223,7 +244,9 @@ def score(
     wall: float = 30.0,
     progress: Callable[[Outcome], None] | None = None,
 ) -> Score:
-    """Run each mutant under the ``seeds`` until one shows the defect; a run of over ``wall`` seconds shows one."""
+    """Run each mutant under the ``seeds`` until one shows the defect; a run of over ``wall`` seconds
+    shows one.
+    """
     outcomes = []
     for m in candidates:
         reason, count = "", 0

@@ -15,15 +15,18 @@ def registers(name: str, count: int) -> str:
 def launch(threads: int = 128, cluster: int = 1, shared_bytes: int = 0, clusters: int = 1) -> SimpleNamespace:
     """A one-dimensional launch of ``clusters`` clusters."""
     return SimpleNamespace(
-        grid=(cluster * clusters, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), shared_bytes=shared_bytes
+        grid=(cluster * clusters, 1, 1),
+        block=(threads, 1, 1),
+        cluster=(cluster, 1, 1),
+        shared_bytes=shared_bytes,
     )
 
 
 def tmem_kernel(body: str, *, free: bool = True, columns: int = 512, decls: str = "") -> str:
     """A kernel of 4 warps that allocates tensor memory around ``body``.
 
-    ``body`` may use ``%tm`` (tensor memory address with the warp's lane), ``%base`` (without it), ``%out`` (the
-    64-bit pointer argument), ``%t`` (thread), ``%lane`` and ``%w`` (warp).
+    ``body`` may use ``%tm`` (tensor memory address with the warp's lane), ``%base`` (without it),
+    ``%out`` (the 64-bit pointer argument), ``%t`` (thread), ``%lane`` and ``%w`` (warp).
     """
     dealloc = f"@%first tcgen05.dealloc.cta_group::1.sync.aligned.b32 %base, {columns};" if free else ""
     return f"""{HEADER}
@@ -54,7 +57,9 @@ ret;
 
 
 def fill(columns: int) -> str:
-    """Write ``lane * 1000 + column`` (lane of tensor memory) to the first columns, a multiple of 8 of them."""
+    """Write ``lane * 1000 + column`` (lane of tensor memory) to the first columns, a multiple of 8 of
+    them.
+    """
     out = ["mul.lo.s32 %x, %t, 1000;"]
     for c in range(0, columns, 8):
         out += [f"add.s32 %v{k}, %x, {c + k};" for k in range(8)]

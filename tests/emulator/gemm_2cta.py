@@ -1,4 +1,6 @@
-"""The 2-CTA warp-specialised test GEMM: compiled with or without one of its defects, and run on the emulator."""
+"""The 2-CTA warp-specialised test GEMM: compiled with or without one of its defects, and run on the
+emulator.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +37,19 @@ def problem(m: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.T
 
 
 def gemm(
-    text: str, *, m: int = 768, n: int = 128, k: int = 256, tile_n: int = 128, seed: int = 0, **options: Any
+    text: str,
+    *,
+    m: int = 768,
+    n: int = 128,
+    k: int = 256,
+    tile_n: int = 128,
+    clusters: int = 1,
+    seed: int = 0,
+    **options: Any,
 ) -> tuple[Report, torch.Tensor, torch.Tensor]:
-    """Run the kernel on one cluster under schedule ``seed``; the report, the result and the exact product."""
+    """Run the kernel on ``clusters`` clusters under schedule ``seed``: the report, the result, the exact
+    product.
+    """
     a, b, exact = problem(m, n, k)
     d = torch.full((m, n), float("nan"))
     maps = [
@@ -46,15 +58,21 @@ def gemm(
         TensorMap(d, "float32", (n, m), (4 * n,), (OUT_COLS, TILE_M // 2), swizzle="128"),
     ]
     shared = STAGES * DEPTH * 2 * (TILE_M // 2 + tile_n // 2) + TILE_M // 2 * OUT_COLS * 4 + 256
-    shape = SimpleNamespace(grid=(2, 1, 1), block=(192, 1, 1), cluster=(2, 1, 1), shared_bytes=shared)
+    shape = SimpleNamespace(
+        grid=(2 * clusters, 1, 1), block=(192, 1, 1), cluster=(2, 1, 1), shared_bytes=shared
+    )
     sizes = [np.int32(n // tile_n), np.int32(m // TILE_M * (n // tile_n)), np.int32(k // DEPTH)]
     options = {"policy": POLICIES[seed % 4], "warp_policy": WARP_POLICIES[seed % 3], **options}
     return run(text, ENTRY, [*maps, *sizes], shape, arch="sm_100a", seed=seed, **options), d, exact
 
 
 def trial(text: str, seed: int) -> str:
-    """Why a run is wrong: the kinds of findings or ``wrong result``; empty for a right one. Used by mutation tests."""
-    report, d, exact = gemm(text, seed=seed, tcgen05_fences=True)
+    """Why a run is wrong: the kinds of findings or ``wrong result``; empty for a right one. Used by
+    mutation tests.
+
+    Two clusters take three tiles each, of two columns of tiles: every ring wraps and every index has a use.
+    """
+    report, d, exact = gemm(text, n=256, clusters=2, seed=seed, tcgen05_fences=True)
     if report.findings:
         return ", ".join(sorted(report.kinds()))
     return "" if torch.equal(d, exact) else "wrong result"

@@ -30,7 +30,9 @@ def test_speed() -> None:
 def test_counts() -> None:
     """Bytes by TMA and conflicts of shared memory follow from the tile sizes."""
     report, _, _ = gemm(ptx())
-    assert report.tma_load_bytes == 3 * 4 * (256 + 128) * 64 * 2  # tiles, k steps, rows of A and B, bytes of a row
+    assert (
+        report.tma_load_bytes == 3 * 4 * (256 + 128) * 64 * 2
+    )  # tiles, k steps, rows of A and B, bytes of a row
     assert report.tma_store_bytes == 768 * 128 * 4
     assert report.conflicts == 0
 
@@ -65,8 +67,8 @@ def test_wrong_descriptor_shows_in_the_result(defect: str) -> None:
 def test_per_cta_tma_that_expects_its_own_bytes_corrupts_the_peer_half() -> None:
     """The leader starts when its own half of B is there; the peer's half may be late.
 
-    With checks the race is reported under every schedule. Without them the result depends on the schedule, and only
-    columns of the peer's half of B are ever wrong.
+    With checks the race is reported under every schedule. Without them the result depends on the
+    schedule, and only columns of the peer's half of B are ever wrong.
     """
     text = ptx("PER_CTA_EXPECTS_OWN")
     results = []

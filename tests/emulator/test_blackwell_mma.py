@@ -1,4 +1,6 @@
-"""tcgen05.mma on operands laid out by the descriptors' rules: swizzles, majorness, shapes, kinds, operand A in TMEM."""
+"""tcgen05.mma on operands laid out by the descriptors' rules: swizzles, majorness, shapes, kinds,
+operand A in TMEM.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +13,38 @@ from swordfish.emulator.descriptors import InstructionDescriptor, MatrixDescript
 from swordfish.errors import ArgumentError
 from tests.emulator.blackwell_ptx import HEADER, launch, registers
 
-DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "s8": torch.int8,
-          "u8": torch.uint8, "tf32": torch.float32}  # fmt: skip
+DTYPES = {
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "e4m3": torch.float8_e4m3fn,
+    "e5m2": torch.float8_e5m2,
+    "s8": torch.int8,
+    "u8": torch.uint8,
+    "tf32": torch.float32,
+}
 SMEM = 0x400  # first byte of a CTA's shared window
 OPERAND_BYTES = 16384
 
 
-def kernel(desc_a: int, desc_b: int, idesc: int, columns: int, *, kind: str, a_in_tmem: bool = False, extra: str = "") -> str:
-    """One MMA: bytes ``data`` go to shared memory as they are, the accumulator's lanes and columns come back in ``out``."""
+def kernel(
+    desc_a: int, desc_b: int, idesc: int, columns: int, *, kind: str, a_in_tmem: bool = False, extra: str = ""
+) -> str:
+    """One MMA: bytes ``data`` go to shared memory as they are, the accumulator's lanes and columns come
+    back in ``out``.
+    """
     st = [f"ld.global.b32 %v{k}, [%row+{4 * k}];" for k in range(8)]
     to_tmem = "\n".join(
-        ["mul.wide.u32 %wide, %t, 32;", "add.s64 %row, %data, %wide;", *st,
-         f"add.s32 %y, %tm, 256;\ntcgen05.st.sync.aligned.32x32b.x8.b32 [%y], {registers('v', 8)};",
-         "tcgen05.wait::st.sync.aligned;"]
-    )  # fmt: skip
+        [
+            "mul.wide.u32 %wide, %t, 32;",
+            "add.s64 %row, %data, %wide;",
+            *st,
+            f"add.s32 %y, %tm, 256;\ntcgen05.st.sync.aligned.32x32b.x8.b32 [%y], {registers('v', 8)};",
+            "tcgen05.wait::st.sync.aligned;",
+        ]
+    )
     load = "\n".join(
-        f"add.s32 %y, %tm, {c};\ntcgen05.ld.sync.aligned.32x32b.x8.b32 {registers('r', 8)}, [%y];\ntcgen05.wait::ld.sync.aligned;\n"
+        f"add.s32 %y, %tm, {c};\n"
+        f"tcgen05.ld.sync.aligned.32x32b.x8.b32 {registers('r', 8)}, [%y];\ntcgen05.wait::ld.sync.aligned;\n"
         + "\n".join(f"st.global.b32 [%addr+{4 * (c + k)}], %r{k};" for k in range(8))
         for c in range(0, columns, 8)
     )
@@ -111,8 +129,19 @@ def lay_out(data: np.ndarray, x: torch.Tensor, d: MatrixDescriptor, mn_major: bo
             data[at : at + x.element_size()] = raw[i, k]
 
 
-def multiply(m: int, n: int, name: str, *, kind: str = "f16", swizzle: int = 2, a_mn: bool = False, b_mn: bool = False,
-             base_offset: int = 0, a_in_tmem: bool = False, extra: str = "") -> tuple[Report, np.ndarray, np.ndarray]:  # fmt: skip
+def multiply(
+    m: int,
+    n: int,
+    name: str,
+    *,
+    kind: str = "f16",
+    swizzle: int = 2,
+    a_mn: bool = False,
+    b_mn: bool = False,
+    base_offset: int = 0,
+    a_in_tmem: bool = False,
+    extra: str = "",
+) -> tuple[Report, np.ndarray, np.ndarray]:
     """Run one MMA; the report, the accumulator as ``[lane, column]`` bits, and the exact product."""
     depth = 32 // DTYPES[name].itemsize
     a, b = values(m, depth, name, 1), values(n, depth, name, 2)
@@ -154,7 +183,8 @@ def test_swizzles_and_majorness(swizzle: int, a_mn: bool, b_mn: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [("f16", "f16"), ("f8f6f4", "e4m3"), ("f8f6f4", "e5m2"), ("i8", "s8"), ("i8", "u8"), ("tf32", "tf32")]
+    ("kind", "name"),
+    [("f16", "f16"), ("f8f6f4", "e4m3"), ("f8f6f4", "e5m2"), ("i8", "s8"), ("i8", "u8"), ("tf32", "tf32")],
 )
 def test_kinds(kind: str, name: str) -> None:
     """Operand types of each kind."""
@@ -166,7 +196,9 @@ def test_kinds(kind: str, name: str) -> None:
 def test_m64_uses_16_lanes_of_each_quarter() -> None:
     """M=64: row r is on lane 32 * (r / 16) + r % 16 (data path F)."""
     report, out, exact = multiply(64, 32, "f16")
-    assert report.kinds() == {"tmem uninitialised"}, "the other lanes were never written, and the test reads them"
+    assert report.kinds() == {"tmem uninitialised"}, (
+        "the other lanes were never written, and the test reads them"
+    )
     rows = np.arange(64)
     np.testing.assert_array_equal(numbers(out, "f16")[rows // 16 * 32 + rows % 16], exact)
 
@@ -189,13 +221,19 @@ def test_disabled_lanes_keep_their_value() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bits", "text"), [(1 << 61, "bits 46-48 are 0"), (1 << 46 | 3 << 61, "swizzle 3"), (1 << 46 | 1 << 52, "absolute")]
+    ("bits", "text"),
+    [(1 << 61, "bits 46-48 are 0"), (1 << 46 | 3 << 61, "swizzle 3"), (1 << 46 | 1 << 52, "absolute")],
 )
 def test_malformed_matrix_descriptor(bits: int, text: str) -> None:
     """A descriptor that the ISA does not allow is named."""
     idesc = InstructionDescriptor("f16", 128, 32, "f32", "f16", "f16").encode()
-    report = run(kernel(bits, bits, idesc, 32, kind="f16"), "kernel",
-                 [np.zeros(2 * OPERAND_BYTES, np.uint8), np.zeros((128, 32), np.uint32)], launch(), arch="sm_100a")  # fmt: skip
+    report = run(
+        kernel(bits, bits, idesc, 32, kind="f16"),
+        "kernel",
+        [np.zeros(2 * OPERAND_BYTES, np.uint8), np.zeros((128, 32), np.uint32)],
+        launch(),
+        arch="sm_100a",
+    )
     assert any(f.kind == "tcgen05 descriptor" and text in f.text for f in report.findings), report.findings
 
 
@@ -204,9 +242,16 @@ def test_shape_that_does_not_exist(m: int, n: int) -> None:
     """M and N outside the ISA's table are named."""
     good = MatrixDescriptor(SMEM, 16, 1024, 2).encode()
     idesc = InstructionDescriptor("f16", m, n, "f32", "f16", "f16").encode()
-    report = run(kernel(good, good, idesc, 32, kind="f16"), "kernel",
-                 [np.zeros(2 * OPERAND_BYTES, np.uint8), np.zeros((128, 32), np.uint32)], launch(), arch="sm_100a")  # fmt: skip
-    assert any(f.kind == "tcgen05 descriptor" and f"M={m}, N={n}" in f.text for f in report.findings), report.findings
+    report = run(
+        kernel(good, good, idesc, 32, kind="f16"),
+        "kernel",
+        [np.zeros(2 * OPERAND_BYTES, np.uint8), np.zeros((128, 32), np.uint32)],
+        launch(),
+        arch="sm_100a",
+    )
+    assert any(f.kind == "tcgen05 descriptor" and f"M={m}, N={n}" in f.text for f in report.findings), (
+        report.findings
+    )
 
 
 def test_descriptors_round_trip() -> None:

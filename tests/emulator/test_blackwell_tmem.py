@@ -8,8 +8,9 @@ import pytest
 from swordfish.emulator import run
 from tests.emulator.blackwell_ptx import fill, launch, registers, tmem_kernel, write_out
 
-# (thread, value) -> bit in the fragment of 16 lanes, as shape:stride pairs; a lane has `bits` bits. The layouts are
-# those that CUTLASS gives for its tensor memory load atoms (include/cute/atom/copy_traits_sm100.hpp).
+# (thread, value) -> bit in the fragment of 16 lanes, as shape:stride pairs; a lane has `bits` bits. The
+# layouts are those that CUTLASS gives for its tensor memory load atoms
+# (include/cute/atom/copy_traits_sm100.hpp).
 FRAGMENTS = {
     "16x64b": (64, ((2, 512), (2, 32), (8, 64)), ()),
     "16x128b": (128, ((4, 32), (8, 128)), ((2, 1024),)),
@@ -54,10 +55,22 @@ def test_load_and_store_shapes(shape: str, repeats: int, inner: int) -> None:
     columns = {"32x32b": 1, "16x64b": 2, "16x128b": 4, "16x256b": 8}[shape] * repeats
     at = f"add.s32 %y, %tm, {inner << 16};"
     load = f"{at}\ntcgen05.ld.sync.aligned.{shape}.x{repeats}.b32 {registers('r', count)}, [%y];"
-    back = f"add.s32 %y, %y, 256;\ntcgen05.st.sync.aligned.{shape}.x{repeats}.b32 [%y], {registers('r', count)};"
+    back = (
+        f"add.s32 %y, %y, 256;\ntcgen05.st.sync.aligned.{shape}.x{repeats}.b32 [%y], {registers('r', count)};"
+    )
     again = load.replace(at, f"{at}\nadd.s32 %y, %y, 256;")
-    body = "\n".join([fill(max(8, columns)), load, "tcgen05.wait::ld.sync.aligned;", back, "tcgen05.wait::st.sync.aligned;",
-                      again, "tcgen05.wait::ld.sync.aligned;", write_out(count)])  # fmt: skip
+    body = "\n".join(
+        [
+            fill(max(8, columns)),
+            load,
+            "tcgen05.wait::ld.sync.aligned;",
+            back,
+            "tcgen05.wait::st.sync.aligned;",
+            again,
+            "tcgen05.wait::ld.sync.aligned;",
+            write_out(count),
+        ]
+    )
     out = np.zeros((128, count), np.int32)
     for seed in range(2):
         run(tmem_kernel(body), "kernel", [out], launch(), arch="sm_100a", seed=seed).raise_on_findings()
@@ -65,12 +78,21 @@ def test_load_and_store_shapes(shape: str, repeats: int, inner: int) -> None:
 
 
 def test_pack_and_unpack() -> None:
-    """``pack::16b`` joins the low halves of two columns; ``unpack::16b`` spreads a register over two columns."""
-    body = "\n".join([
-        fill(8), "tcgen05.ld.sync.aligned.32x32b.x2.pack::16b.b32 {%r0, %r1}, [%tm];", "tcgen05.wait::ld.sync.aligned;",
-        "tcgen05.st.sync.aligned.32x32b.x2.unpack::16b.b32 [%tm], {%r0, %r1};", "tcgen05.wait::st.sync.aligned;",
-        "tcgen05.ld.sync.aligned.32x32b.x4.b32 {%r2, %r3, %r4, %r5}, [%tm];", "tcgen05.wait::ld.sync.aligned;", write_out(6),
-    ])  # fmt: skip
+    """``pack::16b`` joins the low halves of two columns; ``unpack::16b`` spreads a register over two
+    columns.
+    """
+    body = "\n".join(
+        [
+            fill(8),
+            "tcgen05.ld.sync.aligned.32x32b.x2.pack::16b.b32 {%r0, %r1}, [%tm];",
+            "tcgen05.wait::ld.sync.aligned;",
+            "tcgen05.st.sync.aligned.32x32b.x2.unpack::16b.b32 [%tm], {%r0, %r1};",
+            "tcgen05.wait::st.sync.aligned;",
+            "tcgen05.ld.sync.aligned.32x32b.x4.b32 {%r2, %r3, %r4, %r5}, [%tm];",
+            "tcgen05.wait::ld.sync.aligned;",
+            write_out(6),
+        ]
+    )
     out = np.zeros((128, 6), np.uint32)
     run(tmem_kernel(body), "kernel", [out], launch(), arch="sm_100a").raise_on_findings()
     low = (np.arange(128, dtype=np.uint32)[:, None] * 1000 + np.arange(4, dtype=np.uint32)) & 0xFFFF
@@ -119,10 +141,14 @@ def test_access_outside_the_allocation() -> None:
 
 
 def test_allocation_waits_for_room() -> None:
-    """A second allocation blocks until the first is freed; without that the report is a deadlock naming it."""
+    """A second allocation blocks until the first is freed; without that the report is a deadlock naming
+    it.
+    """
     more = "@%first tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%slot], 256;"
     report = run(tmem_kernel(more), "kernel", [np.zeros(128, np.int32)], launch(), arch="sm_100a")
     assert "deadlock" in report.kinds()
     assert "tcgen05.alloc of 256 columns (0 free)" in report.findings[-1].text
-    freed = "bar.sync 0;\n@%first tcgen05.dealloc.cta_group::1.sync.aligned.b32 %base, 512;\n" + more.replace("256", "512")
+    freed = "bar.sync 0;\n@%first tcgen05.dealloc.cta_group::1.sync.aligned.b32 %base, 512;\n" + more.replace(
+        "256", "512"
+    )
     run(tmem_kernel(freed), "kernel", [np.zeros(128, np.int32)], launch(), arch="sm_100a").raise_on_findings()

@@ -1,4 +1,6 @@
-"""CuTe DSL test kernels: a 32 x 64 tile by TMA, with the tensor map in the hardware form and in the driver's form."""
+"""CuTe DSL test kernels: a 32 x 64 tile by TMA, with the tensor map in the hardware form and in the
+driver's form.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def wait(bar, parity):
 
 @cute.kernel
 def atom_kernel(atom: cute.CopyAtom, src: cute.Tensor, out: cute.Tensor, layout: cute.ComposedLayout):
-    """One warp: the tile at block_idx through a TMA atom, then each lane copies one row out of the swizzled tile."""
+    """One warp: the tile at block_idx through a TMA atom, then each lane copies one row out of the
+    swizzled tile.
+    """
     smem = cutlass.utils.SmemAllocator()
     tile = smem.allocate_tensor(cutlass.Float16, layout.outer, byte_alignment=1024, swizzle=layout.inner)
     bar = smem.allocate_array(cutlass.Int64, 1)
