@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import swordfish as sf
-from swordfish.decode import choose
+from swordfish.decode import choose, sources_for
 from swordfish.runtime import device
 from swordfish.runtime.device import KNOWN_ARCHS, DeviceProps
 from tests.products import layer
@@ -40,12 +40,22 @@ def test_c15_too_little_shared_memory_is_named() -> None:
 
 
 @pytest.mark.parametrize("arch", KNOWN_ARCHS)
-@pytest.mark.parametrize("shape", [(4096, 4096), (8192, 8192), (1024, 28672), (28672, 512)], ids=str)
-def test_c34_few_kernels_serve_every_row_count(arch: str, shape: tuple[int, int]) -> None:
-    """The text of a kernel depends on M through its configuration only."""
+@pytest.mark.parametrize(
+    "shape", [(4096, 4096), (4096, 512), (8192, 8192), (1024, 28672), (192, 64)], ids=str
+)
+@pytest.mark.parametrize("act_order", [False, True], ids=["natural", "act-order"])
+def test_c34_few_kernels_serve_every_row_count(arch: str, shape: tuple[int, int], act_order: bool) -> None:
+    """A kernel depends on M through its configuration only; ahead-of-time builds make exactly those."""
     props, (k, n) = DeviceProps.for_target(arch), shape
-    configs = {choose(m, n, k, SCHEME, props).config for m in [*range(1, 513), *range(600, 8192, 97)]}
-    assert len({config.source(SCHEME, k, n, bias=False) for config in configs}) <= 12
+    scheme = replace(SCHEME, act_order=act_order)
+    counts = [*range(1, 513), *range(513, 8192, 37)]
+    configs = {
+        choose(m, n, k, scheme, props, padded_rows=p).config for m in counts for p in (False, act_order)
+    }
+    used = {config.source(scheme, k, n, bias=False) for config in configs}
+    built = sources_for(scheme, k, n, props)
+    assert used <= set(built) and len(built) == len(set(built))
+    assert len(used) <= 16
 
 
 def test_c35_a_gpu_of_another_family_is_refused_by_every_entry(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,12 @@ __all__ = ["MAX_ROWS", "ROW_BUCKETS", "Choice", "RingConfig", "choose", "sources
 def sources_for(
     scheme: Scheme, k: int, n: int, props: DeviceProps, *, bias: bool = False
 ) -> list[KernelSource]:
-    """Every kernel that decode may launch for a weight of ``k`` packed rows and ``n`` columns, for
-    ahead-of-time builds."""
-    kernels = [choose(m, n, k, scheme, props).config.source(scheme, k, n, bias=bias) for m in ROW_BUCKETS]
+    """Every kernel that decode may launch for a weight of ``k`` packed rows and ``n`` columns, whatever the
+    number of rows, for ahead-of-time builds."""
+    # Beyond the buckets a call takes whole row tiles, and the rules ask whether there are more tiles than SMs.
+    most = props.sm_count // -(-n // 64) + 1
+    counts = [*ROW_BUCKETS, *(MAX_ROWS * tiles for tiles in range(2, most + 1))]
+    paddings = (False, True) if scheme.act_order else (False,)
+    configs = [choose(m, n, k, scheme, props, padded_rows=p).config for p in paddings for m in counts]
+    kernels = dict.fromkeys(config.source(scheme, k, n, bias=bias) for config in dict.fromkeys(configs))
     return [*kernels, gather_source()]
