@@ -15,7 +15,7 @@ def sources_for(
 ) -> list[KernelSource]:
     """Every kernel that decode may launch for a weight of ``k`` packed rows and ``n`` columns, whatever the
     number of rows, for ahead-of-time builds."""
-    # Beyond the buckets a call takes whole row tiles, and the rules ask whether there are more tiles than SMs.
+    # Beyond the buckets a call takes whole row tiles; the rules ask whether there are more tiles than SMs.
     most = props.sm_count // -(-n // 64) + 1
     counts = [*ROW_BUCKETS, *(MAX_ROWS * tiles for tiles in range(2, most + 1))]
     paddings = (False, True) if scheme.act_order else (False,)
