@@ -5,7 +5,8 @@
     w = sf.load_layer("checkpoint", "model.layers.0.mlp.gate_proj")
     y = sf.mm(x, w)
 
-Importing this package imports torch and nothing heavier; compilers and drivers load when a kernel is first needed.
+Importing this package imports torch and nothing heavier; compilers and drivers load when a kernel is first
+needed.
 """
 
 from __future__ import annotations
