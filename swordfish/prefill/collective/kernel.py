@@ -12,6 +12,7 @@ from cutlass.experimental import primitives as prims
 from swordfish.prefill.collective.epilogue import store_output, store_partial
 from swordfish.prefill.collective.loads import load_tokens, load_weights
 from swordfish.prefill.collective.multiply import multiply
+from swordfish.prefill.collective.operand import prove_layout
 from swordfish.prefill.collective.rings import Ring
 from swordfish.prefill.collective.schedule import Schedule
 from swordfish.prefill.collective.transform import transform
@@ -180,6 +181,8 @@ def build(values: dict[str, Any], arch: str) -> tuple[Any, list[Any]]:
 
     @cute.jit
     def host(memory: cute.Pointer, bias: cute.Pointer, workspace: cute.Pointer, sizes: Int32):
+        if cutlass.const_expr(c.home == "shared"):
+            prove_layout(c)
         # The launcher passes maps of its own; these only give the parameters their type.
         maps = [
             cuda.create_tensor_map_tiled(

@@ -7,10 +7,14 @@ column pair t. That is both a ``tcgen05.st.16x128b`` of two columns groups and a
 from dataclasses import dataclass
 from typing import Any
 
+import cutlass
+import cutlass.cute as cute
 from cutlass import Int32, Uint32, Vector
+from cutlass.cute.nvgpu import tcgen05
 from cutlass.experimental import primitives as prims
 
-from swordfish.prefill.config import STEP_K
+from swordfish.prefill.collective.addresses import prove_store, store_offsets
+from swordfish.prefill.config import STEP_K, TILE_ROWS
 
 COLUMNS = STEP_K // 2
 """TMEM columns of a stage: two values of 16 bits each."""
@@ -47,19 +51,16 @@ class TmemOperand:
 class SharedOperand:
     """Operand A in shared memory: K-major rows of 128 bytes under the 128-byte swizzle, 16 KB a stage.
 
-    Lane ``l`` addresses row ``l % 8`` of matrix ``l // 8`` = (row octet b, k octet h). Its element offset is
-    ``row * 64 + (chunk ^ row % 8) * 8`` with ``chunk = 2 * sub + h``; the four XORs are made once.
-    :func:`swordfish.prefill.swizzle.check_store` proves it equal to the operand's layout when the kernel is built.
+    The lane's addresses are :func:`~swordfish.prefill.collective.addresses.store_offsets`, made once.
     """
 
     at: Any
 
     @classmethod
     def of(cls, c, shared, tmem, group, quarter, lane):
-        row, b, h = lane & 7, (lane >> 3) & 1, lane >> 4
         stage = c.operand_stage_bytes // 2
-        base = shared.w.data_ptr() + group * (2 * stage) + (quarter * 32 + 8 * b + row) * STEP_K
-        return cls(tuple(base + (((2 * sub + h) ^ row) << 3) for sub in range(STEP_K // 16)))
+        base = shared.w.data_ptr() + group * (2 * stage)
+        return cls(tuple(base + offset for offset in store_offsets(quarter, lane)))
 
     def acquire(self):
         """The empty barrier was signalled by the MMAs themselves; ordinary stores need no more."""
@@ -73,3 +74,21 @@ class SharedOperand:
     def publish(self):
         """The MMA reads through the asynchronous proxy."""
         prims.fence_proxy(prims.Proxy.ASYNC_SHARED, space=prims.SharedSpace.shared_cta)
+
+
+def prove_layout(c):
+    """Check the addresses of :class:`SharedOperand` against CuTe's layout of a K-major operand, while tracing.
+
+    CuTe writes that layout as a swizzle flagged to act on bytes behind a layout of elements; it is applied here as the
+    hardware does, to the byte offset.
+    """
+    dtype = cutlass.BFloat16 if c.scheme.dtype == "bfloat16" else cutlass.Float16
+    atom = tcgen05.make_smem_layout_atom(tcgen05.SmemLayoutAtomKind.K_SW128, dtype)
+    flagged = cute.tile_to_shape(atom, (TILE_ROWS, STEP_K, c.operand_stages), order=(0, 1, 2))
+    bits, base, shift = (getattr(flagged.inner, name) for name in ("num_bits", "num_base", "num_shift"))
+
+    def layout(row, k, stage):
+        byte = 2 * flagged.outer((row, k, stage))
+        return (byte ^ (byte >> shift & ((1 << bits) - 1) << base)) // 2
+
+    prove_store(layout, c.operand_stages)
