@@ -96,6 +96,7 @@ def run(
     policy: str = "mixed",
     checks: bool = True,
     tcgen05_fences: bool = False,
+    cluster_start: bool = False,
     warp_policy: str = "random",
     regions: Sequence[Any] = (),
 ) -> Report:
@@ -104,8 +105,10 @@ def run(
     ``args`` follow the kernel's parameters (see :func:`swordfish.emulator.arguments.marshal`); ``launch`` has
     ``grid`` (in CTAs), ``block``, ``cluster`` and ``shared_bytes`` (dynamic). ``arch`` is a full name such as
     ``sm_90a``. The same ``seed``, ``policy`` and ``warp_policy`` give the same schedule. ``regions`` lists
-    tensors that the kernel reaches by addresses inside opaque arguments. ``tcgen05_fences`` also reports
-    missing tcgen05 fences around tensor memory, which the ISA asks for and working kernels often leave out.
+    tensors that the kernel reaches by addresses inside opaque arguments. ``tcgen05_fences`` also
+    reports missing tcgen05 fences around tensor memory, ``cluster_start`` accesses to a CTA of the cluster
+    that no ``barrier.cluster`` has shown to be running: the ISA asks for both, and working kernels often
+    leave them out.
 
     Raises ``UnknownInstructionError`` for an instruction that the emulator does not know, ``EmulatorError``
     for PTX that cannot be read, ``ArgumentError`` for arguments that do not fit. Defects of the kernel do not
@@ -129,10 +132,10 @@ def run(
         sizes = [np.asarray(v, np.int32) for v in (grid, block, cluster)]
         params = np.frombuffer(bytes(held.params) or b"\0", np.uint8)
         number = int(re.sub(r"\D", "", arch))
+        level = int(checks) | 2 * int(checks and tcgen05_fences) | 4 * int(checks and cluster_start)
         lib.sf_launch(core, *(v.ctypes.data for v in sizes), int(launch.shared_bytes), number,
-                      POLICIES.index(policy), WARP_POLICIES.index(warp_policy), int(checks) | 2 * int(checks
-                      and tcgen05_fences), seed & (1 << 64) - 1, LIVELOCK_STEPS, params.ctypes.data,
-                      len(held.params))  # fmt: skip
+                      POLICIES.index(policy), WARP_POLICIES.index(warp_policy), level, seed & (1 << 64) - 1,
+                      LIVELOCK_STEPS, params.ctypes.data, len(held.params))  # fmt: skip
         lib.sf_run(core)
         results = json.loads(lib.sf_results(core).decode())
         return _report(ptx, results, time.perf_counter() - started, seed, policy)

@@ -251,7 +251,7 @@ def test_remote_write_needs_cluster_barrier(ptx_run: Run) -> None:
     """
     both = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"
     unstarted = body.replace("START", "").replace("SYNC", both)
-    assert ptx_run(unstarted, grid=2, cluster=2).kinds() == {"cluster start"}
+    assert ptx_run(unstarted, grid=2, cluster=2, cluster_start=True).kinds() == {"cluster start"}
     body = body.replace("START", both)
     ptx_run(
         body.replace("SYNC", "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"),

@@ -134,3 +134,19 @@ def test_cp_async_ring(cuda_run: Run) -> None:
         source.replace("DEPTH - 1", "3").replace("DEPTH", "3"), [data, out, np.int32(12)], policy="late"
     )
     assert report.findings or not torch.equal(out, sums)
+
+
+def test_clusters_that_wait_for_later_clusters(ptx_run: Run) -> None:
+    """A CTA spins on a counter that the CTAs after it raise: they start beside it once it makes no progress."""
+    body = """
+    mov.u32 %r1, %ctaid.x;
+    setp.ne.u32 %p1, tid, 0; @%p1 bra OUT;
+    atom.add.release.gpu.global.u32 %r2, [a], 1;
+    setp.ne.u32 %p2, %r1, 0; @%p2 bra OUT;
+    SPIN: ld.acquire.gpu.global.u32 %r3, [a]; setp.lt.u32 %p3, %r3, 3; @%p3 bra SPIN;
+    st.global.u32 [b], %r3;
+    OUT:
+    """
+    counter, out = np.zeros(1, np.int32), np.zeros(1, np.int32)
+    ptx_run(body, (counter, out), grid=3).raise_on_findings()
+    assert out[0] == 3

@@ -60,6 +60,7 @@ void sf_launch(void* p, const int32_t* grid, const int32_t* block, const int32_t
   Machine& m = *static_cast<Machine*>(p);
   for (int d = 0; d < 3; ++d) m.grid[d] = grid[d], m.block[d] = block[d], m.cluster[d] = cluster[d];
   m.dyn_smem = uint32_t(dyn_smem), m.arch = arch, m.policy = Policy(policy), m.warp_policy = WarpPolicy(warp_policy), m.checks = checks != 0, m.tcgen05_fences = (checks & 2) != 0;
+  m.cluster_start = (checks & 4) != 0;
   m.rng = seed * 0x9E3779B97F4A7C15ull + 0x1234567;
   for (int k = 0; k < 4; ++k) m.random();
   m.step_limit = step_limit;

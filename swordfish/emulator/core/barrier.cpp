@@ -184,7 +184,7 @@ Mbarrier* Machine::barrier_at(Cta& from, uint32_t addr, const Actor& a, const ch
     finding("mbarrier", std::string(what) + " on " + hex(addr) + ", which is no aligned address of shared memory", a, &from, addr);
     return nullptr;
   }
-  if (owner != &from && checks && !from.cl->bar_generation)
+  if (owner != &from && cluster_start && !from.cl->bar_generation)
     finding("cluster start", std::string(what) + " on an mbarrier of CTA rank " + std::to_string(owner->rank) +
             " before a barrier.cluster shows that it has started", a, owner, addr);
   if (owner->exited && owner != &from && checks)

@@ -208,6 +208,7 @@ struct Machine {
   // schedule
   Policy policy = Policy::Mixed; WarpPolicy warp_policy = WarpPolicy::Random;
   bool checks = true, tcgen05_fences = false;   // tcgen05_fences: a missing tcgen05.fence is a finding
+  bool cluster_start = false;                   // and access to a CTA that may not have started
   uint64_t rng = 1, now = 0, step_limit = 0, events = 1, progress = 0, seq = 0;
   int n_agents = 0, n_warps = 0;
   int next_cluster = 0, n_clusters = 0;
@@ -225,7 +226,6 @@ struct Machine {
   uint32_t below(uint32_t n) { return uint32_t((random() >> 32) * n >> 32); }
 
   void run();
-  void run_cluster(int index);
   int take_cluster();                                 // clusterlaunchcontrol: the next cluster that has not started, or -1
   // Queue an operation issued by `c`. Its actor and clock are set here: it knows what the issuing warp knows.
   AsyncOp& issue(Ctx& c, const Insn& i, const char* what, std::function<void(Machine&, AsyncOp&)> fn);

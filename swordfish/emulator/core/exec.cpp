@@ -1,4 +1,4 @@
-// The interpreter loop: fragments (divergence and reconvergence), the warp scheduler, deadlock detection.
+// The interpreter loop of one warp: fragments, divergence and reconvergence.
 #include <algorithm>
 #include <cstdio>
 
@@ -224,7 +224,7 @@ static void check_taint(Machine& m, Warp& w, const Insn& i) {
 }
 
 // Run a warp for up to `quantum` instructions; returns false when it can do nothing.
-static bool run_warp(Machine& m, Warp& w, int quantum) {
+bool run_warp(Machine& m, Warp& w, int quantum) {
   bool sticky = false;
   if (w.frags.size() > 1) {
     merge_fragments(w);
@@ -283,109 +283,6 @@ static bool run_warp(Machine& m, Warp& w, int quantum) {
     }
   }
   return moved;
-}
-
-// Poll what the warp's fragments wait for; true if one can run.
-static bool ready(Machine& m, Warp& w) {
-  bool run = false;
-  for (size_t k = 0; k < w.frags.size(); ++k) {
-    Frag& f = w.frags[k];
-    if (f.state == FragState::Run) run = true;
-    if (f.state != FragState::Wait) continue;
-    if (f.polled == m.events) continue;
-    f.polled = m.events;
-    Ctx c{m, w, *w.cta, &f, f.mask};
-    if (f.wait->poll(c, m.code[f.pc])) {
-      Frag& g = w.frags[k];
-      g.state = FragState::Run, run = true;
-      if (!g.wait->again) ++g.pc;
-    }
-  }
-  return run;
-}
-
-static bool give_up_timed(Machine& m, Cluster& cl) {
-  bool any = false;
-  for (auto& w : cl.warps)
-    for (auto& f : w->frags)
-      if (f.state == FragState::Wait && f.wait->timed) {
-        Ctx c{m, *w, *w->cta, &f, f.mask};
-        f.wait->give_up(c, m.code[f.pc]);
-        f.state = FragState::Run, ++f.pc, any = true;
-      }
-  return any;
-}
-
-static void report_deadlock(Machine& m, Cluster& cl, const char* kind) {
-  std::string all;
-  int shown = 0;
-  Actor where;
-  const Cta* at = nullptr;
-  for (auto& w : cl.warps)
-    for (auto& f : w->frags) {
-      if (!f.mask) continue;
-      const Insn& i = m.code[f.pc];
-      std::string s;
-      Ctx c{m, *w, *w->cta, &f, f.mask};
-      if (f.state == FragState::Wait) s = f.wait->describe(c, i);
-      else if (f.state == FragState::WarpSync) s = "waits at bar.warp.sync for lanes " + hex(f.w[0] & w->alive & ~f.mask);
-      else if (f.state == FragState::Converge) s = "waits for the other lanes of its warp (" + hex(w->alive & ~f.mask) + ")";
-      else s = "runs";
-      if (!at) at = w->cta, where = Actor{w->agent, 0, nullptr, false, i.pc, w->id, __builtin_ctz(f.mask)};
-      if (++shown <= 64)
-        all += "\n  CTA " + std::to_string(w->cta->linear) + " warp " + std::to_string(w->id) + " lanes " + hex(f.mask) + " line " +
-               std::to_string(i.line) + ": " + s;
-    }
-  m.finding(kind, "no warp can go on:" + all, where, at, 0, true);
-}
-
-static Warp* pick(Machine& m, std::vector<Warp*>& active, size_t& cursor) {
-  const size_t n = active.size();
-  size_t start = cursor % n;
-  if (m.warp_policy == WarpPolicy::Random) start = m.below(uint32_t(n));
-  else if (m.warp_policy == WarpPolicy::RoundRobin) start = cursor + 1;
-  for (size_t k = 0; k < n; ++k) {
-    const size_t at = (start + k) % n;
-    if (ready(m, *active[at])) {
-      cursor = at;
-      return active[at];
-    }
-  }
-  return nullptr;
-}
-
-void schedule(Machine& m, Cluster& cl) {
-  std::vector<Warp*> active;
-  for (auto& w : cl.warps) active.push_back(w.get());
-  size_t cursor = 0;
-  uint64_t seen = ~0ull, seen_at = 0, idle_progress = ~0ull;
-  int idle_rounds = 0;
-  while (!active.empty() && !m.stop) {
-    Warp* w = pick(m, active, cursor);
-    if (m.progress != seen) seen = m.progress, seen_at = m.now;
-    // Warps that poll must not starve operations that wait for an idle moment.
-    if (m.now - seen_at > 20000 && m.run_async(true)) continue;
-    if (m.now - seen_at > m.step_limit) {
-      report_deadlock(m, cl, "livelock");
-      break;
-    }
-    if (!w) {
-      if (m.run_async(true)) continue;
-      idle_rounds = m.progress == idle_progress ? idle_rounds + 1 : 0;
-      idle_progress = m.progress;
-      if (idle_rounds < 4 && give_up_timed(m, cl)) continue;
-      report_deadlock(m, cl, "deadlock");
-      break;
-    }
-    int quantum = 1 + int(m.below(m.below(4) ? 128 : 4));
-    if (m.warp_policy == WarpPolicy::Greedy) quantum = 4096;
-    const uint64_t before = m.now;
-    run_warp(m, *w, quantum);
-    if (m.warp_policy == WarpPolicy::Greedy && m.now - before >= uint64_t(quantum)) ++cursor;   // it may be polling
-    if (!w->alive) active.erase(std::find(active.begin(), active.end(), w));
-    if (!cl.queue.empty()) m.run_async(false);
-  }
-  while (!m.stop && m.run_async(true)) {}
 }
 
 }  // namespace sf

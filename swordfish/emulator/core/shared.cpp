@@ -124,7 +124,7 @@ uint8_t* Machine::shared(Cta& from, uint32_t addr, uint32_t n, Access kind, cons
             hex(SMEM_BASE + uint32_t(smem_bytes)) + ")", a, owner, addr);
     return nullptr;
   }
-  if (owner != &from && checks && !from.cl->bar_generation)
+  if (owner != &from && cluster_start && !from.cl->bar_generation)
     finding("cluster start", "access to the shared memory of CTA rank " + std::to_string(owner->rank) + " before a barrier.cluster shows that it has started",
             a, owner, addr);
   if (owner->exited && owner != &from && checks)
