@@ -45,14 +45,17 @@ def plan(
     *,
     bias: bool = False,
     padded_rows: bool = False,
+    tuned: bool = True,
 ) -> Plan:
     """The path and configuration for ``x[m, k] @ W[k, n]``; ``props`` is ``None`` for the CPU reference.
 
     ``k`` counts packed rows (``PackedWeight.packed_k``); ``padded_rows`` says that some of them are padding
     between groups. A configuration that ``swordfish tune`` found faster on this device goes before the rules
-    of :func:`~swordfish.decode.choose.choose`, unless :data:`TUNED_VARIABLE` is ``0``.
+    of :func:`~swordfish.decode.choose.choose`, unless :data:`TUNED_VARIABLE` is ``0`` or
+    ``tuned`` is false.
     """
-    return _plan(m, n, k, scheme, props, padded_rows, os.environ.get(TUNED_VARIABLE) != "0")
+    tuned = tuned and os.environ.get(TUNED_VARIABLE) != "0"
+    return _plan(m, n, k, scheme, props, padded_rows, tuned)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -75,6 +75,50 @@ def compile_kernels(
 
 
 @app.command()
+def tune(
+    checkpoint: Annotated[
+        list[Path] | None, typer.Option(help="Checkpoint folder or .gguf file; repeatable.")
+    ] = None,
+    shape: Annotated[
+        list[str] | None, typer.Option(help="Weight shape KxN, such as 4096x14336; repeatable.")
+    ] = None,
+    m: Annotated[str, typer.Option("--m", help="Rows, separated by commas, at most 256.")] = "1,2,4,8,16",
+    bits: Annotated[int, typer.Option(help="With --shape: 4 or 8.")] = 4,
+    group_size: Annotated[int, typer.Option(help="With --shape: group size, -1 for channelwise.")] = 128,
+    zeros: Annotated[str, typer.Option(help="With --shape: none, integer or offset zero points.")] = "none",
+    act_order: Annotated[bool, typer.Option("--act-order", help="With --shape: permuted rows.")] = False,
+    dtype: Annotated[str | None, typer.Option(help="Activations: float16 or bfloat16.")] = None,
+    device: Annotated[str, typer.Option(help="The GPU; nobody else should use it meanwhile.")] = "cuda:0",
+    seconds: Annotated[float | None, typer.Option(min=1, help="Stop after about so long.")] = None,
+    most: Annotated[int, typer.Option(min=1, help="Configurations to try for a shape and M.")] = 64,
+    workers: Annotated[int | None, typer.Option(min=1, help="Builds at a time; default: one a CPU.")] = None,
+    top: Annotated[int, typer.Option(min=0, help="Print so many of the fastest of each problem.")] = 0,
+    report: Annotated[Path | None, typer.Option(help="Write everything measured to a JSON file.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure, but keep nothing.")] = False,
+) -> None:
+    """Time kernel configurations on this GPU and keep those that beat the default by more than 2 %."""
+    from swordfish.cli.compile import checkpoint_weights, shape_weights
+    from swordfish.cli.tune import parse_rows, permuted, tune_command
+
+    weights = shape_weights(shape or [], bits, group_size, zeros, dtype, False)
+    if act_order:
+        weights = permuted(weights)
+    weights += [w for path in checkpoint or [] for w in checkpoint_weights(path, dtype)]
+    code = tune_command(
+        weights,
+        parse_rows(m),
+        device,
+        seconds=seconds,
+        most=most,
+        workers=workers,
+        top=top,
+        report=report,
+        dry_run=dry_run,
+    )
+    raise typer.Exit(code)
+
+
+@app.command()
 def doctor() -> None:
     """Print what is installed and what is wrong; the exit code is 1 if something that matters is."""
     from swordfish.cli.doctor import doctor as command
