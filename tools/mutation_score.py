@@ -12,10 +12,12 @@ import sys
 import time
 from pathlib import Path
 
+import torch
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from swordfish.emulator.mutate import Outcome, mutants, score  # noqa: E402
-from tests.emulator.gemm_2cta import ENTRY, ptx, trial  # noqa: E402
+from swordfish.emulator.mutate import Outcome, mutants, score
+from tests.emulator.gemm_2cta import ENTRY, ptx, trial
 
 
 def main() -> None:
@@ -30,6 +32,10 @@ def main() -> None:
     parser.add_argument("--table", type=Path, help="write all outcomes to this Markdown file")
     a = parser.parse_args()
     started = time.perf_counter()
+    torch.set_num_threads(1)  # the mutants run in forked processes
+    for seed in range(a.seeds):
+        if reason := trial(ptx(), seed):
+            raise SystemExit(f"the kernel itself fails with seed {seed}: {reason}")
 
     def show(o: Outcome) -> None:
         if not o.caught:

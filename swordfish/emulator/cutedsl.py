@@ -234,10 +234,9 @@ class Session:
     # ---- installation
     # --------------------------------------------------------------------------------------------------
     def __enter__(self) -> Session:
-        import cutlass.cute as cute
-        from cutlass.cute import runtime as cute_runtime
-        from cutlass.cutlass_dsl import CuTeDSL
         from cutlass.base_dsl.jit_executor import JitExecutor
+        from cutlass.cute.runtime import _Tensor as Tensor
+        from cutlass.cutlass_dsl import CuTeDSL
         from cutlass.cutlass_dsl.cuda_jit_executor import CudaDialectJitCompiledFunction as Compiled
 
         path = native.compile_c(_RUNTIME)
@@ -254,7 +253,7 @@ class Session:
             ("dump_dir", dumps),
         ):
             enter(mock.patch.object(settings, name, value))
-        to, from_dlpack = Compiled.to, cute_runtime.from_dlpack
+        to, init = Compiled.to, Tensor.__init__
         run_program = JitExecutor.run_compiled_program
 
         def load(compiled: Any, device: int | None = None) -> Any:
@@ -266,17 +265,15 @@ class Session:
             self.raise_error()
             return result
 
-        def convert(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        def wrap(wrapper: Any, tensor: Any, *args: Any, **kwargs: Any) -> None:
             if isinstance(tensor, torch.Tensor):
                 self.register(tensor)
-            return from_dlpack(tensor, *args, **kwargs)
+            init(wrapper, tensor, *args, **kwargs)
 
         enter(mock.patch.object(Compiled, "to", load))
         enter(mock.patch.object(JitExecutor, "run_compiled_program", execute))
         enter(mock.patch.object(Compiled, "num_devices", 1))
-        for module in (cute_runtime, cute):
-            if getattr(module, "from_dlpack", None) is from_dlpack:
-                enter(mock.patch.object(module, "from_dlpack", convert))
+        enter(mock.patch.object(Tensor, "__init__", wrap))
         return self
 
     def raise_error(self) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import torch
+
 from swordfish.emulator.mutate import mutants, score
 from tests.emulator.gemm_2cta import ENTRY, ptx, trial
 
@@ -75,5 +77,7 @@ def test_sample_of_the_gemm() -> None:
         m for m in mutants(ptx(), ENTRY) if "constant" not in m.change and not HARMLESS.match(m.old)
     ]
     assert len(candidates) > 40
+    torch.set_num_threads(1)  # the mutants run in forked processes
+    assert not trial(ptx(), 0)
     result = score(candidates[::4], trial, range(4))
     assert not result.survivors, result.table()
