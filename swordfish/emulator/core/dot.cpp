@@ -12,7 +12,7 @@ DotModel dot_model(DotKind kind, int arch, bool half_accumulator) {
   switch (kind) {
     case DotKind::F16: return {16, 25, half_accumulator};
     case DotKind::TF32: return {8, 25, half_accumulator};
-    case DotKind::F8: return {32, hopper ? 13 : 25, half_accumulator};
+    case DotKind::F8: return {hopper ? 16 : 32, 25, half_accumulator};
   }
   return {16, 25, half_accumulator};
 }

@@ -39,14 +39,18 @@ SF_OP("mma") {
   int ea[16 * 64], eb[64 * 8];
   const bool tf32 = i.m[1] == E_TF32;   // tf32 operands are the upper 19 bits of an f32
   const Operand *ta = tf32 ? nullptr : operand_table(format(i.m[1])), *tb = tf32 ? nullptr : operand_table(format(i.m[2]));
+  // Hopper multiplies fp8 as fp16: one block of the pairs (4j, 4j + 1) of K and one of (4j + 2, 4j + 3), from zero; C is
+  // added to their sum with one more rounding, to nearest.
+  const bool by_pairs = i.m[1] >= E_E4M3 && K == 32 && c.m.arch < 100;
+  auto place = [&](int k) { return by_pairs ? k % 16 / 2 * 4 + k % 2 + k / 16 * 2 : k; };
   for (int r = 0; r < 16; ++r)
     for (int k = 0; k < K; ++k) {
-      const Operand x = tf32 ? operand(a_at(r, k) >> 13, TF32) : ta[a_at(r, k)];
+      const Operand x = tf32 ? operand(a_at(r, k) >> 13, TF32) : ta[a_at(r, place(k))];
       a[r * K + k] = x.v, ea[r * K + k] = x.e;
     }
   for (int k = 0; k < K; ++k)
     for (int n = 0; n < 8; ++n) {
-      const Operand x = tf32 ? operand(b_at(k, n) >> 13, TF32) : tb[b_at(k, n)];
+      const Operand x = tf32 ? operand(b_at(k, n) >> 13, TF32) : tb[b_at(place(k), n)];
       b[k * 8 + n] = x.v, eb[k * 8 + n] = x.e;
     }
   for (int r = 0; r < 16; ++r)
@@ -55,7 +59,11 @@ SF_OP("mma") {
       acc[r * 8 + n] = half_acc ? half_to_float(c.r32(oc[r >= 8])[lane] >> (16 * (n & 1)) & 0xffff) : f32_of(c.r32(oc[(r >= 8) * 2 + (n & 1)])[lane]);
     }
   const DotModel model = dot_model(i.m[1] <= E_BF16 ? DotKind::F16 : i.m[1] == E_TF32 ? DotKind::TF32 : DotKind::F8, c.m.arch, half_acc);
+  float start[16 * 8] = {0};
+  if (by_pairs) std::swap(acc, start);
   dot(model, 16, 8, K, a, ea, b, eb, acc, 8);
+  if (by_pairs)
+    for (int at = 0; at < 16 * 8; ++at) acc[at] = canon(acc[at] + start[at]);
   for (int r = 0; r < 16; ++r)
     for (int n = 0; n < 8; ++n) {
       const int lane = r % 8 * 4 + n / 2;

@@ -11,7 +11,7 @@ namespace sf {
 GroupRef open_bulk_group(Ctx& c, int lane);
 void signal_bytes(Machine& m, AsyncOp& op, uint32_t bar, uint32_t bytes);
 
-enum { DT_F32_FTZ = 9, DT_TF32 = 10, DT_TF32_FTZ = 11 };   // positions in ELEMENT_BITS
+enum { DT_TF32 = 10, DT_TF32_FTZ = 11 };   // positions in ELEMENT_BITS
 enum Swizzle { SW_NONE, SW_32, SW_64, SW_128, SW_128_ATOM32, SW_128_ATOM32_FLIP8, SW_128_ATOM64 };
 
 // The swizzle XORs bits of the absolute shared address, so tiles need no other alignment than their own 128 bytes.
@@ -83,14 +83,13 @@ static void fill(const TensorMapInfo& t, std::vector<uint8_t>& row) {
   for (size_t k = 0; k + 2 <= row.size(); k += 2) row[k] = 0xf7, row[k + 1] = 0x7f;   // 0x7ff7 for every 16 bits
 }
 
-// Loads of float32_ftz flush subnormals, those of tfloat32 round to 10 mantissa bits.
+// Loads of tfloat32 round to the nearest (even) 10 mantissa bits; neither type flushes subnormals on the way.
 static void convert(const TensorMapInfo& t, std::vector<uint8_t>& row) {
-  if (t.dtype < DT_F32_FTZ || t.dtype > DT_TF32_FTZ) return;
+  if (t.dtype != DT_TF32 && t.dtype != DT_TF32_FTZ) return;
   for (size_t k = 0; k + 4 <= row.size(); k += 4) {
     uint32_t u;
     std::memcpy(&u, &row[k], 4);
-    if (t.dtype != DT_TF32) u = bits_of(flush(f32_of(u)));
-    if (t.dtype != DT_F32_FTZ) u = (u + ((u & 0x7f800000) == 0x7f800000 ? 0 : 0x1000)) & 0xffffe000;
+    u = ((u & 0x7fffffff) > 0x7f800000 ? NAN32 : u + 0xfff + (u >> 13 & 1)) & 0xffffe000;
     std::memcpy(&row[k], &u, 4);
   }
 }
@@ -205,6 +204,9 @@ SF_OP("cp.async.bulk.tensor") {
     // An H200 stops such a copy with an illegal-instruction error; the ISA does not say so.
     if (int64_t(g.at[0]) * t->elem_bits % 128)
       c.m.finding("misaligned", "innermost coordinate " + std::to_string(g.at[0]) + " of a bulk tensor copy is no multiple of 16 bytes", a, &c.cta, g.smem);
+    if (i.m[0] == 1 && !g.rows4)   // loads fill what lies outside; an H200 stops such a store with the same error
+      for (int d = 0; d < n; ++d)
+        if (g.at[d] < 0) c.m.finding("out of bounds", "negative coordinate " + std::to_string(g.at[d]) + " of a bulk tensor store", a, &c.cta, g.smem);
     if (i.m[0] == 0) {
       g.bar = uint32_t(c.r64(i.o[2])[l]);
       if (i.m[2]) g.ctas = c.r32(i.o[3])[l] & 0xffff;
