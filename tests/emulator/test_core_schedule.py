@@ -137,7 +137,7 @@ def test_cp_async_ring(cuda_run: Run) -> None:
 
 
 def test_clusters_that_wait_for_later_clusters(ptx_run: Run) -> None:
-    """A CTA spins on a counter that the CTAs after it raise: they start beside it once it makes no progress."""
+    """A CTA spins on a counter that later CTAs raise: they start beside it once it makes no progress."""
     body = """
     mov.u32 %r1, %ctaid.x;
     setp.ne.u32 %p1, tid, 0; @%p1 bra OUT;
