@@ -208,7 +208,7 @@ def _approximate() -> Iterator[Case]:
         ["sin.approx.f32 $d, $a;", "cos.approx.f32 $d, $a;"],
         lambda s: [_angles(s)],
         4,
-        ulp=1 << 12,
+        ulp=24,
     )
     yield elementwise(
         "approx/tanh", ["tanh.approx.f32 $d, $a;"], lambda s: [f32_patterns(s, 256, -12, 5)], 4, ulp=1 << 13
