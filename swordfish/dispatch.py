@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from swordfish.decode import RingConfig, choose
+from swordfish.decode.wide import WideConfig
 from swordfish.errors import ArgumentError
 from swordfish.packed import PackedWeight
 from swordfish.runtime.device import DeviceProps, device_props
@@ -28,7 +29,7 @@ class Plan:
     """``path`` is ``"decode"``, ``"reference"`` (CPU tensors, nothing emulated) or ``"empty"`` (no rows)."""
 
     path: str
-    config: RingConfig | None
+    config: RingConfig | WideConfig | None
     reason: str
 
     def __str__(self) -> str:
@@ -107,7 +108,7 @@ def props_of(device: torch.device) -> DeviceProps | None:
 
 @functools.lru_cache(maxsize=4096)
 def prepared_decode(
-    config: RingConfig, scheme: Scheme, m: int, k: int, n: int, bias: bool, arch: str
+    config: RingConfig | WideConfig, scheme: Scheme, m: int, k: int, n: int, bias: bool, arch: str
 ) -> PreparedLaunch:
     """The decode kernel of a plan, compiled or read from the cache, with its launch shape."""
     kernel = get_kernel(config.source(scheme, k, n, bias=bias), arch)

@@ -6,6 +6,7 @@ import torch
 
 from swordfish.decode import RingConfig
 from swordfish.decode.tokens import packed_tokens
+from swordfish.decode.wide import WideConfig
 from swordfish.dispatch import plan, prepared_decode, props_of
 from swordfish.errors import ArgumentError, ArgumentTypeError
 from swordfish.packed import PackedWeight
@@ -13,8 +14,6 @@ from swordfish.reference import reference_mm
 from swordfish.weights import dequantize
 
 __all__ = ["mm"]
-
-_STORE_ALIGNMENT = 4  # elements: results are stored 8 bytes at a time
 
 
 def mm(
@@ -176,7 +175,7 @@ def _launch(x: torch.Tensor, w: PackedWeight, bias: torch.Tensor | None, out: to
 
 
 def launch_decode(
-    config: RingConfig,
+    config: RingConfig | WideConfig,
     x: torch.Tensor,
     w: PackedWeight,
     bias: torch.Tensor | None,
@@ -189,15 +188,20 @@ def launch_decode(
     At least one row. ``out`` has unit inner stride and, if N is a multiple of 4, rows aligned to 8 bytes.
     """
     k, n = w.packed_k, w.shape[1]
-    tokens = packed_tokens(x, None if config.gather else w.perm, k, arch)
-    launch = prepared_decode(config, w.scheme, x.shape[0], k, n, bias is not None, arch)
-    launch(config.arguments(w.words, w.scale_rows, w.zero_rows, tokens, w.perm, bias, out))
+    gathers = isinstance(config, RingConfig) and config.gather
+    tokens = packed_tokens(x, None if gathers else w.perm, k, arch)
+    m = x.shape[0]
+    step = config.tokens if isinstance(config, WideConfig) else m
+    for start in range(0, m, step):
+        part = slice(start, min(m, start + step))
+        launch = prepared_decode(config, w.scheme, part.stop - start, k, n, bias is not None, arch)
+        launch(config.arguments(w.words, w.scale_rows, w.zero_rows, tokens[part], w.perm, bias, out[part]))
 
 
 def _storable(out: torch.Tensor) -> bool:
+    """Unit inner stride, and rows aligned to the 4 or 2 elements that the kernels store at a time."""
     n = out.shape[1]
     if out.stride(1) != 1 and n > 1:
         return False
-    return n % _STORE_ALIGNMENT != 0 or (
-        out.data_ptr() % 8 == 0 and (out.shape[0] == 1 or out.stride(0) % _STORE_ALIGNMENT == 0)
-    )
+    elements = 4 if n % 4 == 0 else 2 if n % 2 == 0 else 1
+    return out.data_ptr() % (2 * elements) == 0 and (out.shape[0] == 1 or out.stride(0) % elements == 0)

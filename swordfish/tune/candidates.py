@@ -1,8 +1,7 @@
 """What can be tuned: the kernels that dispatch can launch, and for each the configurations worth timing.
 
 A kernel takes part by an entry in :data:`FAMILIES`. Its configuration is a frozen dataclass of plain values
-with ``source``, ``launch_config``, ``arguments`` and ``shared_bytes``, which
-:func:`swordfish.ops.launch_decode` can launch.
+with ``source``, ``launch_config`` and ``arguments`` that :func:`swordfish.ops.launch_decode` can launch.
 """
 
 from __future__ import annotations
@@ -10,28 +9,17 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from swordfish.decode.choose import ROW_BUCKETS
-from swordfish.decode.ring import MAX_ROWS, MAX_SPLIT, RingConfig
+from swordfish.decode.ring import RingConfig
+from swordfish.decode.wide import WideConfig
 from swordfish.errors import ArgumentError
 from swordfish.runtime.device import DeviceProps
 from swordfish.scheme import Scheme
+from swordfish.tune import ring, wide
 
-__all__ = ["FAMILIES", "Family", "candidates", "check", "from_plain", "pick", "ring_candidates", "to_plain"]
-
-IN_FLIGHT = 40 * 1024
-"""Bytes of weights that the rings of an SM hold at least; with less, latency of memory shows (H200, M=1)."""
-
-UNIT_BYTES = (2048, 16384)
-"""Bytes of weights in a ring slot: smaller ones cost instructions, larger ones leave no room for several."""
-
-RESIDENT_WARPS = 20
-"""Warps of an SM that the registers of a decode kernel allow, roughly: some 100 registers a thread."""
-
-GATHER_ROWS = 4
-"""Act-order: beyond so many rows, permuting x in every CTA has always lost to one launch that gathers."""
+__all__ = ["FAMILIES", "Family", "candidates", "check", "from_plain", "pick", "to_plain"]
 
 
 @dataclass(frozen=True)
@@ -49,55 +37,12 @@ class Family:
     check: Callable[[Any, Scheme, int, int, int, DeviceProps, bool], None]
 
 
-def ring_candidates(scheme: Scheme, m: int, k: int, n: int, props: DeviceProps) -> list[RingConfig]:
-    """Configurations of the ring kernel that fit, give every warp work and keep enough bytes in flight."""
-    rows = next((r for r in ROW_BUCKETS if r >= m), MAX_ROWS)
-    row_tiles, blocks, columns = _ceil_div(m, rows), _ceil_div(k, 64), _ceil_div(n, 64)
-    # A weight too small to fill every ring: half of it in flight will do.
-    wanted = min(props.sm_count * IN_FLIGHT, blocks * columns * scheme.bits * 512 // 2)
-    found: dict[RingConfig, None] = {}
-    for gather, cols, unit, warps, slots, split in itertools.product(
-        (False, True) if scheme.act_order and rows <= GATHER_ROWS else (False,),
-        (1, 2),
-        (1, 2, 4),
-        (1, 2, 3, 4, 6, 7, 8, 10, 12, 14, 16),
-        (2, 3, 4, 6),
-        range(1, MAX_SPLIT + 1),
-    ):
-        unit_bytes = cols * unit * scheme.bits * 512
-        if _ceil_div(blocks, unit) < split * warps or not UNIT_BYTES[0] <= unit_bytes <= UNIT_BYTES[1]:
-            continue
-        config = RingConfig(rows, cols, unit, warps, slots, split, gather=gather)
-        if not _fits(config, scheme, m, k, n, props):
-            continue
-        room = props.smem_per_sm // (config.shared_bytes(scheme, k) + props.smem_reserved)
-        resident = min(room, max(1, RESIDENT_WARPS // warps), 8)
-        config = replace(config, min_ctas=resident)
-        tiles = _ceil_div(columns, cols)
-        total = tiles * row_tiles * split
-        grids = [0]
-        if total > props.sm_count * resident:
-            if split > 1:
-                continue
-            # Persistent CTAs that all take the same number of tiles, or as many CTAs as tiles.
-            grids += [_ceil_div(tiles, _ceil_div(total, props.sm_count * r)) for r in range(1, resident + 1)]
-        for grid in grids:
-            ctas = min(grid * row_tiles or total, props.sm_count * resident)
-            if ctas * warps * slots * unit_bytes >= wanted:
-                found[replace(config, ctas=grid)] = None
-    return list(found)
-
-
-def _check_ring(
-    config: RingConfig, scheme: Scheme, m: int, k: int, n: int, props: DeviceProps, padded_rows: bool
-) -> None:
-    config.check(scheme, k, props)
-    if config.gather and (not scheme.act_order or padded_rows or k % 64):
-        raise ArgumentError("RingConfig.gather", True, "True for act-order with K a multiple of 64, unpadded")
-
-
 FAMILIES: dict[str, Family] = {
-    family.name: family for family in (Family("ring", RingConfig, ring_candidates, _check_ring),)
+    family.name: family
+    for family in (
+        Family("ring", RingConfig, ring.candidates, ring.check),
+        Family("wide", WideConfig, wide.candidates, wide.check),
+    )
 }
 """Kernels by the name that stands in tables."""
 
@@ -168,15 +113,3 @@ def _differences(a: Any, b: Any) -> int:
     if one["kernel"] != other["kernel"]:
         return len(one["config"])
     return sum(value != other["config"][name] for name, value in one["config"].items())
-
-
-def _fits(config: Any, scheme: Scheme, m: int, k: int, n: int, props: DeviceProps) -> bool:
-    try:
-        check(config, scheme, m, k, n, props)
-    except ArgumentError:
-        return False
-    return True
-
-
-def _ceil_div(a: int, b: int) -> int:
-    return -(-a // b)
