@@ -1,0 +1,115 @@
+"""Configurations of the wide kernel (:mod:`swordfish.decode.wide`) that are worth timing."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+from swordfish.decode.wide import WideConfig
+from swordfish.errors import ArgumentError
+from swordfish.runtime.device import DeviceProps
+from swordfish.scheme import CHANNELWISE, Scheme
+
+__all__ = ["candidates", "check"]
+
+FEWEST_ROWS = 9
+"""Up to 8 rows the tile of at least 16 tokens would mostly be padding."""
+
+WARPGROUPS = (2, 6)
+"""Warpgroups of an SM: fewer do not hide latency, more have no registers for their sums."""
+
+FULL_WAVE = 0.55
+"""Of the places for CTAs, those taken at least in the only wave of a split K."""
+
+MOST_SLOTS = 8
+
+
+def candidates(scheme: Scheme, m: int, k: int, n: int, props: DeviceProps) -> list[WideConfig]:
+    """Configurations that fit shared memory and registers and leave few SMs without work."""
+    if m < FEWEST_ROWS:
+        return []
+    tokens = _ceil_div(max(m, 16), 8) * 8
+    found: dict[WideConfig, None] = {}
+    cuts = itertools.product((1, 2, 4), (1, 2, 3, 4, 5), (1, 2, 3, 4), (False, True), (128, 256))
+    for tiles, warpgroups, ctas, in_place, stage_k in cuts:
+        if not WARPGROUPS[0] <= warpgroups * ctas <= WARPGROUPS[1] or 64 * tiles * warpgroups > 320:
+            continue
+        columns, stages, places = (
+            _ceil_div(n, 64 * tiles * warpgroups),
+            _ceil_div(k, stage_k),
+            props.sm_count * ctas,
+        )
+        for split in range(1, min(8, stages) + 1):
+            if split > 1 and not FULL_WAVE * places <= columns * split <= places:
+                continue
+            config = _deepest(scheme, props, tokens, tiles, warpgroups, stage_k, split, ctas, in_place)
+            if config is None or _registers(config) > config.registers:
+                continue
+            for refill_batch, lag in ((0, 1), (1, 1), (1, 2)):
+                try:
+                    variant = replace(config, refill_batch=refill_batch, lag=lag)
+                    check(variant, scheme, m, k, n, props, False)
+                except ArgumentError:
+                    continue
+                found[variant] = None
+    return list(found)
+
+
+def check(
+    config: WideConfig, scheme: Scheme, m: int, k: int, n: int, props: DeviceProps, padded_rows: bool
+) -> None:
+    """Raises ``ArgumentError`` for a configuration that does not fit the problem or the device."""
+    config.check(scheme, k, props)
+    config.launch_config(scheme, m, k, n)
+    if config.wgmma and props.arch != "sm_90a":
+        raise ArgumentError("WideConfig.wgmma", True, f"False on {props.arch}, which has no wgmma")
+
+
+def _deepest(
+    scheme: Scheme,
+    props: DeviceProps,
+    tokens: int,
+    tiles: int,
+    warpgroups: int,
+    stage_k: int,
+    split: int,
+    ctas: int,
+    in_place: bool,
+) -> WideConfig | None:
+    """The configuration of this cut with the most slots that shared memory holds, sums in a place of their
+    own if three slots are left then; ``None`` if none fits."""
+    room = min(props.smem_per_cta, props.smem_per_sm // ctas - props.smem_reserved)
+    whole = scheme.group_size != CHANNELWISE and stage_k % scheme.group_size == 0
+    rows = stage_k // scheme.group_size if whole else 1
+    for overlay in (False, True) if split > 1 else (False,):
+        fewest = 3 if split > 1 and not overlay else 2
+        for slots in range(MOST_SLOTS, fewest - 1, -1):
+            try:
+                config = WideConfig(
+                    tokens,
+                    tiles,
+                    warpgroups,
+                    stage_k,
+                    slots,
+                    split,
+                    ctas,
+                    overlay,
+                    wgmma=props.arch == "sm_90a",
+                    in_place=in_place,
+                    scale_rows=rows,
+                )
+            except ArgumentError:
+                continue
+            if config.shared_bytes(scheme) <= room:
+                return config
+    return None
+
+
+def _registers(config: WideConfig) -> int:
+    """A little less than what the compiler was seen to need: sums, fragments, words and addresses."""
+    sets = 1 if config.in_place else 2
+    return sets * config.tiles * config.tokens // 2 + 8 * config.tiles + 54
+
+
+def _ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
