@@ -75,6 +75,9 @@ struct Products {
         const u32 ones[4] = {UNIT_PAIR, UNIT_PAIR, UNIT_PAIR, UNIT_PAIR};
         add_product(sums.tokens, n, ones, b.v[0], b.v[1], first);
         add_product(sums.tokens, n, ones, b.v[2], b.v[3], false);
+        // All rows of such a product are equal: telling the compiler halves the registers.
+        sums.tokens[n * 4 + 2] = sums.tokens[n * 4];
+        sums.tokens[n * 4 + 3] = sums.tokens[n * 4 + 1];
       }
     }
     if (last && !ONE_SET) {
