@@ -1,24 +1,49 @@
-"""Decode kernels: few rows, memory-bound, mma.sync on every supported GPU."""
+"""Decode kernels: few rows, memory-bound. ``ring`` for a handful of rows, ``wide`` up to 128 and beyond."""
 
-from swordfish.decode.choose import ROW_BUCKETS, Choice, choose
+from swordfish.decode.choose import (
+    ROW_BUCKETS,
+    TOKEN_BUCKETS,
+    Choice,
+    DecodeConfig,
+    choose,
+    first_wide_rows,
+)
 from swordfish.decode.ring import MAX_ROWS, RingConfig
 from swordfish.decode.tokens import gather_source
+from swordfish.decode.wide import WideConfig
 from swordfish.runtime.device import DeviceProps
 from swordfish.runtime.source import KernelSource
 from swordfish.scheme import Scheme
 
-__all__ = ["MAX_ROWS", "ROW_BUCKETS", "Choice", "RingConfig", "choose", "sources_for"]
+__all__ = [
+    "MAX_ROWS",
+    "ROW_BUCKETS",
+    "TOKEN_BUCKETS",
+    "Choice",
+    "DecodeConfig",
+    "RingConfig",
+    "WideConfig",
+    "choose",
+    "sources_for",
+]
 
 
 def sources_for(
-    scheme: Scheme, k: int, n: int, props: DeviceProps, *, bias: bool = False
+    scheme: Scheme,
+    k: int,
+    n: int,
+    props: DeviceProps,
+    *,
+    bias: bool = False,
+    padded_rows: bool = False,
 ) -> list[KernelSource]:
     """Every kernel that decode may launch for a weight of ``k`` packed rows and ``n`` columns, whatever the
     number of rows, for ahead-of-time builds."""
-    # Beyond the buckets a call takes whole row tiles; the rules ask whether there are more tiles than SMs.
-    most = props.sm_count // -(-n // 64) + 1
-    counts = [*ROW_BUCKETS, *(MAX_ROWS * tiles for tiles in range(2, most + 1))]
-    paddings = (False, True) if scheme.act_order else (False,)
-    configs = [choose(m, n, k, scheme, props, padded_rows=p).config for p in paddings for m in counts]
+    wide_from = first_wide_rows(props)
+    counts = [
+        *(rows for rows in ROW_BUCKETS if rows < wide_from),
+        *(t for t in TOKEN_BUCKETS if t >= wide_from),
+    ]
+    configs = [choose(m, n, k, scheme, props, padded_rows=padded_rows).config for m in counts]
     kernels = dict.fromkeys(config.source(scheme, k, n, bias=bias) for config in dict.fromkeys(configs))
     return [*kernels, gather_source()]

@@ -1,35 +1,41 @@
-"""Which decode configuration serves a call: a pure function of shape, scheme and device properties.
-
-The rules are read off sweeps of 50 to 140 configurations per shape and M on an H200 (bench/sweep_decode.py;
-int4, group size 128, bf16, the seven Llama shapes of docs/decode.md); each states what it is worth there.
-"""
+"""Which decode kernel and configuration serve a call: a pure function of shape, scheme and device
+properties."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import TypeAlias
 
-from swordfish.decode.ring import MAX_ROWS, MAX_SPLIT, RingConfig
+from swordfish.decode.choose_ring import ROW_BUCKETS, choose_ring
+from swordfish.decode.choose_wide import MAX_TOKENS, TOKEN_BUCKETS, choose_wide
+from swordfish.decode.ring import RingConfig
+from swordfish.decode.wide import WideConfig
+from swordfish.errors import ArgumentError
 from swordfish.runtime.device import DeviceProps
-from swordfish.scheme import CHANNELWISE, Scheme
+from swordfish.scheme import Scheme
 
-__all__ = ["ROW_BUCKETS", "Choice", "choose"]
+__all__ = ["ROW_BUCKETS", "TOKEN_BUCKETS", "Choice", "DecodeConfig", "choose", "first_wide_rows"]
 
-ROW_BUCKETS = (1, 2, 4, 8, 16)
-"""Rows for which kernels are compiled; a call uses the smallest bucket that holds its rows, or 16."""
-
-GATHER_ROWS = 2
-GATHER_BYTES = 64 * 1024
-"""Act-order: up to this many rows and bytes of x the kernel keeps x in shared memory and permutes it there.
-Beyond it every CTA would copy too much, and one launch that gathers first (1 to 2 us) is cheaper."""
+DecodeConfig: TypeAlias = "RingConfig | WideConfig"
 
 
 @dataclass(frozen=True)
 class Choice:
     """A configuration and why it was chosen."""
 
-    config: RingConfig
+    config: DecodeConfig
     reason: str
+
+
+def first_wide_rows(props: DeviceProps) -> int:
+    """Fewest rows that the wide kernel serves.
+
+    With wgmma the wide kernel wins from its smallest tile on (16 rows on an H200: 5.0 us against 6.2 on 4096
+    x 4096, 62.5 against 111 on 8192 x 57344), and 9 rows cost it as much as 16. With mma.sync both kernels
+    issue the same products, and up to 16 rows the ring needs no barrier between warps (by design; not timed
+    on such a device).
+    """
+    return 9 if props.arch == "sm_90a" else 17
 
 
 def choose(
@@ -37,131 +43,13 @@ def choose(
 ) -> Choice:
     """The configuration for ``m`` rows of a ``[k, n]`` weight (``k`` in packed rows).
 
-    ``padded_rows``: packed rows include padding between groups (unequal groups of an act-order shard).
+    ``padded_rows``: packed rows include padding between groups (unequal groups of an act-order shard). Beyond
+    128 rows the wide kernel is launched for 128 at a time.
     """
-    rows = next((r for r in ROW_BUCKETS if r >= m), MAX_ROWS)
-    gather = (
-        scheme.act_order
-        and not padded_rows
-        and rows <= GATHER_ROWS
-        and k % 64 == 0
-        and rows * k * 2 <= GATHER_BYTES
-    )
-    columns = -(-n // 64)
-    tiles = columns * -(-m // rows)
-    if tiles > props.sm_count:
-        wanted, reason = _many_tiles(rows, columns, tiles, k, scheme, props)
-    elif rows <= 4 and tiles * 2 > props.sm_count:
-        wanted, reason = _a_tile_per_sm(rows, tiles, k, scheme, props)
-    else:
-        wanted, reason = _few_tiles(rows, tiles, k, scheme, props)
-    config = _first_that_fits([replace(c, gather=gather) for c in wanted], scheme, k, props)
-    return Choice(config, f"{rows} rows per tile; {tiles} tiles of 64 columns, {reason}")
-
-
-def _many_tiles(
-    rows: int, columns: int, tiles: int, k: int, scheme: Scheme, props: DeviceProps
-) -> tuple[list[RingConfig], str]:
-    """More tiles than SMs: K is not split."""
-    unit, units = _unit(k, scheme)
-    if rows >= 8:
-        # 128 columns share one copy of the tokens, which are as many bytes as the weights by now: 10 to 15 %.
-        waves = -(-tiles // (2 * props.sm_count))
-        wide = RingConfig(rows, 2, unit, min(8, units), 2, ctas=-(-columns // (2 * waves)))
-        return [wide, replace(wide, unit=1, warps=min(8, _units(k, 1)))], "in pairs that share their tokens"
-    waves = -(-tiles // props.sm_count)
-    if rows == 1 and tiles >= 0.95 * waves * props.sm_count:
-        # The tiles go round almost evenly: one CTA of 16 warps per SM takes several in turn, its ring full all the
-        # time (54.0 us on 8192 x 57344, 896 tiles, against 54.6 to 56.6 for one tile per CTA).
-        even = RingConfig(rows, 1, unit, min(16, units), 2, ctas=-(-columns // waves))
-        return [even, replace(even, warps=min(8, units))], f"{waves} for each of {even.ctas} CTAs"
-    # Two CTAs of 8 warps on an SM, each taking the same number of tiles.
-    waves = -(-tiles // (2 * props.sm_count))
-    even = RingConfig(rows, 1, unit, min(8, units), 3, ctas=-(-columns // waves), min_ctas=2)
-    if rows > 1 or scheme.act_order:
-        return [even, replace(even, slots=2)], f"{waves} for each of {even.ctas} CTAs"
-    # One row: four small CTAs on an SM, one tile each (14.3 us on 4096 x 28672, against 15.0 as above).
-    return [RingConfig(rows, 1, unit, min(4, units), 3, min_ctas=4), even], "four on an SM"
-
-
-def _a_tile_per_sm(
-    rows: int, tiles: int, k: int, scheme: Scheme, props: DeviceProps
-) -> tuple[list[RingConfig], str]:
-    """Between half as many tiles as SMs and as many: two CTAs share an SM."""
-    # Two slots rather than three: what a launch leaves free is where the next one prefetches (9.6 us against
-    # 10.9 on 8192 x 8192).
-    unit, units = _unit(k, scheme)
-    split = min(2, units)
-    halves = RingConfig(rows, 1, unit, max(1, min(8, units // split)), 2, split, min_ctas=2)
-    whole = RingConfig(rows, 1, unit, min(16, units), 2)
-    return [halves, whole], f"K split over {split} CTAs, two on an SM"
-
-
-def _few_tiles(
-    rows: int, tiles: int, k: int, scheme: Scheme, props: DeviceProps
-) -> tuple[list[RingConfig], str]:
-    """K is split over a cluster until every SM has one CTA.
-
-    More is slower, since clusters of 4 and 8 do not pack two to an SM (4096 x 4096, one row: 5.1 us split in
-    4, 4.2 split in 2).
-    """
-    unit, units = _unit(k, scheme)
-    split = max(1, min(MAX_SPLIT, props.sm_count // tiles, units))
-    reason = f"K split over {split} CTAs to fill {props.sm_count} SMs"
-    if rows >= 8:
-        # Shared memory is full of tokens: more warps with units of one block are 2 to 5 % faster than 8 with
-        # two.
-        if tiles * 2 > props.sm_count and k >= 8192:
-            # Pairs of columns halve the traffic of tokens: 30.1 us on 28672 x 8192 with 8 rows, 31.3 without.
-            pairs = RingConfig(rows, 2, 1, 8, 2, 2)
-            return [pairs], "in pairs that share their tokens, K split over 2 CTAs"
-        if tiles * 2 > props.sm_count:
-            return [RingConfig(rows, 1, 1, min(16, _units(k, 1)), 2)], "one on an SM"
-        warps = max(1, min(12, _units(k, 1) // split))
-        return [RingConfig(rows, 1, 1, warps, 2, split)], reason
-    wanted = [RingConfig(rows, 1, unit, max(1, min(16, units // split)), 2, split)]
-    coarse = scheme.group_size == CHANNELWISE or scheme.group_size >= 64
-    if (
-        rows == 1
-        and coarse
-        and not scheme.act_order
-        and 2 * split <= MAX_SPLIT
-        and k <= 4096
-        and units >= 8 * split
-    ):
-        # All of a short K in flight at once: units of 8 KB, twice the CTAs (3.8 us on 4096 x 4096). Groups of
-        # 32 make the code of such a unit too long (5.5 us).
-        wanted.insert(
-            0, RingConfig(rows, 1, 2 * unit, 4, 2, 2 * split, min_ctas=2 if scheme.act_order else 3)
-        )
-    return wanted, reason
-
-
-def _units(k: int, unit: int) -> int:
-    return -(-k // (64 * unit))
-
-
-def _unit(k: int, scheme: Scheme) -> tuple[int, int]:
-    """Blocks of a 4 KB unit (2 KB costs 10 to 60 % in every shape) and the number of such units in K."""
-    unit = 4096 // (scheme.bits * 512)
-    return unit, _units(k, unit)
-
-
-def _first_that_fits(wanted: Sequence[RingConfig], scheme: Scheme, k: int, props: DeviceProps) -> RingConfig:
-    """The first configuration that shared memory holds as it is; else the last, with less of everything."""
-
-    def fits(config: RingConfig) -> bool:
-        limit = min(props.smem_per_cta, props.smem_per_sm // config.min_ctas - props.smem_reserved)
-        return config.shared_bytes(scheme, k) <= limit
-
-    for config in wanted:
-        if fits(config):
-            break
-    while not fits(config) and config.slots > 2:
-        config = replace(config, slots=config.slots - 1)
-    while not fits(config) and config.min_ctas > 1:
-        config = replace(config, min_ctas=config.min_ctas - 1)
-    while not fits(config) and config.warps > 1:
-        config = replace(config, warps=config.warps - 1)
-    config.check(scheme, k, props)
-    return config
+    if m >= first_wide_rows(props):
+        try:
+            return Choice(*choose_wide(min(m, MAX_TOKENS), n, k, scheme, props))
+        except ArgumentError as refused:
+            config, reason = choose_ring(m, n, k, scheme, props, padded_rows=padded_rows)
+            return Choice(config, f"{reason} (the wide kernel does not fit: {refused})")
+    return Choice(*choose_ring(m, n, k, scheme, props, padded_rows=padded_rows))

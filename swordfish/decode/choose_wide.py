@@ -65,7 +65,7 @@ def choose_wide(m: int, n: int, k: int, scheme: Scheme, props: DeviceProps) -> t
     # Narrow CTAs always fit.
     for cut in (wanted, replace(wanted, stage_k=128), _Cut(1, 1, 128, 1, 4)):
         split = _split(cut, columns, k, props)
-        config = _fit(cut, tokens, split, scheme, k, props, wgmma)
+        config = _fit(cut, tokens, split, scheme, props, wgmma)
         if config is not None:
             return config, f"{tokens} tokens, {columns} blocks of 64 columns, {reason}"
     raise ArgumentError("scheme", scheme, "a scheme whose stages fit in shared memory")
@@ -124,9 +124,9 @@ def _mma(tokens: int, scheme: Scheme) -> tuple[_Cut, str]:
 def _split(cut: _Cut, columns: int, k: int, props: DeviceProps) -> int:
     """CTAs of a cluster.
 
-    A cluster lies in one GPC, and GPCs have unequal numbers of SMs: pairs fill a machine (128 of 132 SMs),
-    larger clusters surely only three quarters of it. One cluster too many doubles the time (14.3 instead of 9.3 on
-    4096 x 4096 at M = 64).
+    A cluster lies in one GPC, and GPCs have unequal numbers of SMs: pairs fill a machine
+    (128 of 132 SMs), larger clusters surely only three quarters of it. One cluster too many doubles the time (14.3 instead of
+    9.3 on 4096 x 4096 at M = 64).
     """
     tiles, places = -(-columns // cut.blocks), props.sm_count * cut.ctas
     stages = -(-k // cut.stage_k)
@@ -138,9 +138,9 @@ def _split(cut: _Cut, columns: int, k: int, props: DeviceProps) -> int:
 
 
 def _fit(
-    cut: _Cut, tokens: int, split: int, scheme: Scheme, k: int, props: DeviceProps, wgmma: bool
+    cut: _Cut, tokens: int, split: int, scheme: Scheme, props: DeviceProps, wgmma: bool
 ) -> WideConfig | None:
-    """The cut with as many slots as it wants or shared memory holds; sums in a place of their own if they fit."""
+    """The cut with as many slots as it wants or shared memory holds; exchanged sums beside the ring if they fit."""
     room = min(props.smem_per_cta, props.smem_per_sm // cut.ctas - props.smem_reserved)
     in_place = cut.in_place and scheme.zeros != "offset" and scheme.group_size != CHANNELWISE
     whole = scheme.group_size != CHANNELWISE and cut.stage_k % scheme.group_size == 0

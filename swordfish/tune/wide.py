@@ -15,6 +15,8 @@ __all__ = ["candidates", "check"]
 FEWEST_ROWS = 9
 """Up to 8 rows the tile of at least 16 tokens would mostly be padding."""
 
+ROWS_OF_ONE_LAUNCH = 128
+
 WARPGROUPS = (2, 6)
 """Warpgroups of an SM: fewer do not hide latency, more have no registers for their sums."""
 
@@ -28,10 +30,12 @@ def candidates(scheme: Scheme, m: int, k: int, n: int, props: DeviceProps) -> li
     """Configurations that fit shared memory and registers and leave few SMs without work."""
     if m < FEWEST_ROWS:
         return []
-    tokens = _ceil_div(max(m, 16), 8) * 8
+    # All rows in one launch or, where their sums may not fit the registers, in two.
+    parts = (m, _ceil_div(m, 2)) if m > ROWS_OF_ONE_LAUNCH else (m,)
+    tokens_of = [_ceil_div(max(part, 16), 8) * 8 for part in parts]
     found: dict[WideConfig, None] = {}
-    cuts = itertools.product((1, 2, 4), (1, 2, 3, 4, 5), (1, 2, 3, 4), (False, True), (128, 256))
-    for tiles, warpgroups, ctas, in_place, stage_k in cuts:
+    cuts = itertools.product(tokens_of, (1, 2, 4), (1, 2, 3, 4, 5), (1, 2, 3, 4), (False, True), (128, 256))
+    for tokens, tiles, warpgroups, ctas, in_place, stage_k in cuts:
         if not WARPGROUPS[0] <= warpgroups * ctas <= WARPGROUPS[1] or 64 * tiles * warpgroups > 320:
             continue
         columns, stages, places = (
@@ -60,7 +64,7 @@ def check(
 ) -> None:
     """Raises ``ArgumentError`` for a configuration that does not fit the problem or the device."""
     config.check(scheme, k, props)
-    config.launch_config(scheme, m, k, n)
+    config.launch_config(scheme, min(m, config.tokens), k, n)
     if config.wgmma and props.arch != "sm_90a":
         raise ArgumentError("WideConfig.wgmma", True, f"False on {props.arch}, which has no wgmma")
 

@@ -62,6 +62,14 @@ struct Products {
 #pragma unroll
       for (int i = 0; i < TILES; i++) dequantise_fragment(words, i, bias[i], a[k][i]);
     }
+    RowPair scale[TILES], zero[TILES];
+    if (last && !ONE_SET) {
+#pragma unroll
+      for (int i = 0; i < TILES; i++) {
+        scale[i] = load_row_pair(row, i);
+        if (OFFSETS) zero[i] = load_row_pair(zero_row, i);
+      }
+    }
     const u32 tokens = tokens_at + k32 / 2 * PANEL_BYTES + token_row + (((k32 % 2 * 4 + chunk) ^ swizzle) << 4);
 #pragma unroll
     for (int n = 0; n < TOKENS / 8; n++) {
@@ -75,16 +83,10 @@ struct Products {
         const u32 ones[4] = {UNIT_PAIR, UNIT_PAIR, UNIT_PAIR, UNIT_PAIR};
         add_product(sums.tokens, n, ones, b.v[0], b.v[1], first);
         add_product(sums.tokens, n, ones, b.v[2], b.v[3], false);
-        // All rows of such a product are equal: telling the compiler halves the registers.
-        sums.tokens[n * 4 + 2] = sums.tokens[n * 4];
-        sums.tokens[n * 4 + 3] = sums.tokens[n * 4 + 1];
       }
-    }
-    if (last && !ONE_SET) {
+      if (last && !ONE_SET) {
 #pragma unroll
-      for (int i = 0; i < TILES; i++) {
-        const RowPair scale = load_row_pair(row, i);
-        sums.end_segment(i, scale, OFFSETS ? load_row_pair(zero_row, i) : scale);
+        for (int i = 0; i < TILES; i++) sums.end_segment(i, scale[i], zero[i], n, n + 1);
       }
     }
   }

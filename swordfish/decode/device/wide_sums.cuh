@@ -66,11 +66,11 @@ struct Sums {
     }
   }
 
-  // After the last product of a segment. Two sets only.
-  SF_DEVICE void end_segment(int i, RowPair scale, RowPair zero) {
+  // After the last product of a segment, for n8 tiles from `begin` to `end` of the tokens. Two sets only.
+  SF_DEVICE void end_segment(int i, RowPair scale, RowPair zero, int begin = 0, int end = TOKENS / 8) {
     if constexpr (!ONE_SET) {
-      fold(total[i], part[i], scale);
-      if constexpr (OFFSETS) fold(total[i], tokens, zero);
+      fold(total[i], part[i], scale, begin, end);
+      if constexpr (OFFSETS) fold(total[i], tokens, zero, begin, end);
     }
   }
 
@@ -92,9 +92,9 @@ struct Sums {
   }
 
  private:
-  SF_DEVICE static void fold(float (&to)[TOKENS / 2], const float (&from)[TOKENS / 2], RowPair scale) {
+  SF_DEVICE static void fold(float (&to)[TOKENS / 2], const float (&from)[TOKENS / 2], RowPair scale, int begin = 0, int end = TOKENS / 8) {
     const float low = low_to_float(scale.low), high = low_to_float(scale.high);
 #pragma unroll
-    for (int e = 0; e < TOKENS / 2; e++) to[e] = fmaf(e & 2 ? high : low, from[e], to[e]);
+    for (int e = begin * 4; e < end * 4; e++) to[e] = fmaf(e & 2 ? high : low, from[e], to[e]);
   }
 };
