@@ -31,6 +31,7 @@ ALIGN = 256
 EXAMPLES = Path("examples/python/CuTeDSL")
 GEMM = "--ab_dtype Float16 --c_dtype Float16"
 DENSE, TUTORIAL = "cute/blackwell/kernel/dense_gemm", "cute/blackwell/tutorial/tutorial_gemm"
+PRIMITIVES = "experimental/primitives"
 MIXED = "cute/blackwell/kernel/mixed_input_gemm/mixed_input_gemm.py --mnkl 256,256,512,1"
 LIST = (
     f"{TUTORIAL}/fp16_gemm_0.py --mnk 128,256,256",
@@ -49,25 +50,58 @@ LIST = (
     " --cluster_shape_mn 2,1 --use_2cta_instrs --use_tma_store",
     f"{DENSE}/dense_gemm_software_pipeline.py --mnkl 256,256,256,1 {GEMM} --mma_tiler_mn 256,128"
     " --cluster_shape_mn 2,1 --use_2cta_instrs",
+    f"{DENSE}/dense_gemm_persistent_dynamic.py --mnkl 512,512,256,1 {GEMM} --mma_tiler_mn 256,128"
+    " --cluster_shape_mn 2,1 --use_2cta_instrs --use_tma_store",
     f"{MIXED} --mma_tiler_mnk 128,128,128 --cluster_shape_mn 1,1",
     f"{MIXED} --mma_tiler_mnk 256,128,128 --cluster_shape_mn 2,1 --use_2cta_instrs --use_tma_store",
-    "experimental/primitives/tcgen05/1cta_mma_basic.py",
-    "experimental/primitives/tcgen05/1cta_mma_a_from_tmem.py",
-    "experimental/primitives/tcgen05/1cta_mma_mn_major.py",
-    "experimental/primitives/tcgen05/1cta_mma_pipeline.py",
-    "experimental/primitives/tcgen05/2cta_mma_basic.py",
-    "experimental/primitives/tcgen05/2cta_mma_tma_store.py",
-    "experimental/primitives/tcgen05/clusterMxN_2cta_mma.py",
-    "experimental/primitives/tcgen05/mcast_clusterMxN_1cta_mma.py",
-    "experimental/primitives/tcgen05/mcast_clusterMxN_2cta_mma.py",
-    "experimental/primitives/tcgen05/cp_narrow_a_to_tmem_mma.py",
-    "experimental/primitives/tcgen05/slicek_m32n8k128.py",
-    "experimental/primitives/tcgen05/tmem_ld_st.py",
-    "experimental/primitives/tcgen05/tmem_ld_to_stmatrix_transpose.py",
-    "experimental/primitives/tutorial/05_minimal_tensor_mma.py",
-    "experimental/primitives/tutorial/10_minimal_tensor_mma_fp8.py",
-    "experimental/primitives/tutorial/gemm_M128_N128_Kany_TN_warpspec_multistage.py",
+    f"{PRIMITIVES}/tcgen05/1cta_mma_basic.py",
+    f"{PRIMITIVES}/tcgen05/1cta_mma_a_from_tmem.py",
+    f"{PRIMITIVES}/tcgen05/1cta_mma_mn_major.py",
+    f"{PRIMITIVES}/tcgen05/1cta_mma_pipeline.py",
+    f"{PRIMITIVES}/tcgen05/2cta_mma_basic.py",
+    f"{PRIMITIVES}/tcgen05/2cta_mma_tma_store.py",
+    f"{PRIMITIVES}/tcgen05/clusterMxN_2cta_mma.py",
+    f"{PRIMITIVES}/tcgen05/mcast_clusterMxN_1cta_mma.py",
+    f"{PRIMITIVES}/tcgen05/mcast_clusterMxN_2cta_mma.py",
+    f"{PRIMITIVES}/tcgen05/cp_narrow_a_to_tmem_mma.py",
+    f"{PRIMITIVES}/tcgen05/slicek_m32n8k128.py",
+    f"{PRIMITIVES}/tcgen05/tmem_ld_st.py",
+    f"{PRIMITIVES}/tcgen05/tmem_ld_to_stmatrix_transpose.py",
+    f"{PRIMITIVES}/tutorial/05_minimal_tensor_mma.py",
+    f"{PRIMITIVES}/tutorial/10_minimal_tensor_mma_fp8.py",
+    f"{PRIMITIVES}/tutorial/gemm_M128_N128_Kany_TN_warpspec_multistage.py",
+    f"{PRIMITIVES}/tma/tma_1cta_mbarrier.py",
+    f"{PRIMITIVES}/tma/tma_load_store.py",
+    f"{PRIMITIVES}/tma/tma_load_to_ldmatrix.py",
+    f"{PRIMITIVES}/tma/tma_multicast.py",
+    f"{PRIMITIVES}/tma/tma_pipeline_count2.py",
+    f"{PRIMITIVES}/tma/tma_pipeline_pingpong.py",
+    f"{PRIMITIVES}/tma/tma_pipeline_single_warp.py",
+    f"{PRIMITIVES}/tma/tma_pipeline_warpspec.py",
+    f"{PRIMITIVES}/tma/tma_store.py",
+    f"{PRIMITIVES}/tma/tma_swizzle_modes.py",
+    f"{PRIMITIVES}/reduction/cluster_smem_reduce.py",
+    f"{PRIMITIVES}/reduction/cluster_tmem_reduce.py",
+    f"{PRIMITIVES}/reduction/block_smem_reduce.py",
+    f"{PRIMITIVES}/tutorial/04_tma_load.py",
+    f"{PRIMITIVES}/tutorial/03_gemm_tiled_smem.py",
+    f"{PRIMITIVES}/tutorial/06_softmax.py",
+    f"{PRIMITIVES}/ldmatrix_stmatrix.py",
+    f"{PRIMITIVES}/mbarrier.py",
+    f"{PRIMITIVES}/mbarrier_lifecycle.py",
+    f"{PRIMITIVES}/async_pipeline.py",
+    f"{PRIMITIVES}/pipeline_software_fill.py",
+    f"{PRIMITIVES}/cp_async_shared_global_swizzled.py",
+    f"{PRIMITIVES}/cp_async_mbarrier_arrive_cta.py",
+    f"{PRIMITIVES}/cp_async_bulk_prefetch.py",
+    f"{PRIMITIVES}/warp_named_barrier.py",
+    f"{PRIMITIVES}/vote_sync.py",
+    f"{PRIMITIVES}/elect_sync.py",
+    f"{PRIMITIVES}/red.py",
 )
+
+# Defects of the examples themselves: the kernel's result is right, and a CTA may still signal a peer that has exited.
+KNOWN = {"mcast_clusterMxN_1cta_mma.py": ("exited CTA",), "mcast_clusterMxN_2cta_mma.py": ("exited CTA",)}
 
 
 def on_cpu(device: Any) -> Any:
@@ -134,7 +168,8 @@ def pretend_cuda(clusters: int) -> Iterator[None]:
     """Replace what the examples' host code asks of CUDA, of TVM-FFI and of the machine's size."""
     import cuda.bindings.driver as driver
     import cutlass.cute as cute
-    import cutlass.cute.testing as testing
+    import cutlass.cute.testing as cute_testing
+    import cutlass.testing as testing
     import cutlass.utils as utils
     from cutlass.cute import runtime
 
@@ -182,7 +217,8 @@ def pretend_cuda(clusters: int) -> Iterator[None]:
             ("cuCtxGetCurrent", lambda: (done, driver.CUcontext(1))),
         ):
             patch(driver, name, value)
-        patch(testing, "benchmark", lambda *_, **__: 1.0)  # nothing here can be timed
+        for module in (testing, cute_testing):
+            patch(module, "benchmark", lambda *_, **__: 1.0)  # nothing here can be timed
         patch(utils.HardwareInfo, "get_max_active_clusters", lambda *_, **__: clusters)
         patch(type(cute.compile), "__call__", compile_)
         patch(cute, "sym_int64", cute.sym_int)  # without TVM-FFI, dynamic layouts have 32-bit shapes
@@ -208,7 +244,7 @@ def run_example(path: Path, args: list[str], seeds: int, clusters: int) -> Simpl
     """
     from swordfish.emulator.cutedsl import Launch, Session
 
-    result = SimpleNamespace(launches=0, seconds=0.0, instructions=0, error="", report=None)
+    result = SimpleNamespace(launches=0, seconds=0.0, instructions=0, error="", findings=set())
 
     def on_launch(launch: Launch) -> None:
         result.launches += 1
@@ -220,7 +256,10 @@ def run_example(path: Path, args: list[str], seeds: int, clusters: int) -> Simpl
             report = launch.run(**schedule)
             result.seconds += report.seconds
             result.instructions += report.instructions
-            report.raise_on_findings()
+            result.findings |= report.kinds()
+            unexpected = [f for f in report.findings if f.kind not in KNOWN.get(path.name, ())]
+            if unexpected:
+                raise AssertionError("\n".join(map(str, unexpected)))
             after = [t.untyped_storage().clone() for t in launch.regions]
             first = first or after
             if not all(torch.equal(contents(a), contents(f)) for a, f in zip(after, first, strict=True)):
@@ -263,7 +302,8 @@ def main() -> int:
     root = a.checkout / EXAMPLES
     if a.example:
         r = run_example(root / a.example[0], a.example[1:], a.seeds, a.clusters)
-        status = "right" if not r.error else "WRONG " + " ".join(r.error.split())[:160]
+        found = f", finding: {', '.join(sorted(r.findings))}" if r.findings else ""
+        status = "right" + found if not r.error else "WRONG " + " ".join(r.error.split())[:160]
         cells = (" ".join(a.example), r.launches, a.seeds, r.instructions, f"{r.seconds:.2f}", status)
         print("| " + " | ".join(map(str, cells)) + " |", flush=True)
         if r.error:

@@ -34,8 +34,8 @@ def tmem_kernel(body: str, *, free: bool = True, columns: int = 512, decls: str 
 .reg .pred %first, %p, %q;
 .reg .b32 %t, %w, %lane, %tm, %base, %slot, %x, %y, %r<600>, %v<256>;
 .reg .b64 %out, %addr, %wide, %rd<64>;
-.shared .align 4 .b32 address;
 {decls}
+.shared .align 4 .b32 address;
 ld.param.u64 %out, [kernel_out];
 cvta.to.global.u64 %out, %out;
 mov.u32 %t, %tid.x;
