@@ -80,17 +80,20 @@ def _atomic(target: Path, command: list[str]) -> Path:
     return target
 
 
+def _processor() -> bytes:
+    """What ``-march=native`` depends on: the processor's features, as far as the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_bytes().splitlines()
+    except OSError:
+        return f"{platform.machine()} {platform.processor()} {platform.node()}".encode()
+    return b"\n".join(sorted({x for x in lines if x.startswith((b"flags", b"Features", b"model name"))}))
+
+
 def build() -> Path:
     """Compile the core if its library is not cached; the library's path."""
     cxx = find_compiler()
     version = subprocess.run([cxx, "--version"], capture_output=True, check=False).stdout
-    key = [
-        cxx.encode(),
-        version,
-        " ".join(FLAGS).encode(),
-        platform.processor().encode(),
-        platform.node().encode(),
-    ]
+    key = [cxx.encode(), version, " ".join(FLAGS).encode(), _processor()]
     headers = b"".join(p.read_bytes() for p in sorted(SOURCES.glob("*.hpp")))
     units = sorted(SOURCES.glob("*.cpp"))
     folder = cache_folder()

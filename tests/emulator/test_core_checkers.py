@@ -295,3 +295,9 @@ def test_wgmma_result_before_wait(ptx_run: Run) -> None:
     """
     ptx_run(body.replace("WAIT", "wgmma.wait_group.sync.aligned 0;"), block=128).raise_on_findings()
     assert only(ptx_run(body.replace("WAIT", ""), block=128), "in-flight register")
+
+
+def test_exit_before_a_bulk_store_has_read_its_source(ptx_run: Run) -> None:
+    body = STORE.replace("FENCE", "fence.proxy.async.shared::cta;").replace("cp.async.bulk.wait_group 0;", "")
+    text = only(ptx_run(body, data(), block=64, policy="late"), "exited CTA")
+    assert "asynchronous access" in text and "cp.async.bulk.global" in text

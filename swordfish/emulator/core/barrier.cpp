@@ -187,7 +187,7 @@ Mbarrier* Machine::barrier_at(Cta& from, uint32_t addr, const Actor& a, const ch
   if (owner != &from && cluster_start && !from.cl->bar_generation)
     finding("cluster start", std::string(what) + " on an mbarrier of CTA rank " + std::to_string(owner->rank) +
             " before a barrier.cluster shows that it has started", a, owner, addr);
-  if (owner->exited && owner != &from && checks)
+  if (owner->exited && checks)
     finding("exited CTA", std::string(what) + " on an mbarrier of CTA rank " + std::to_string(owner->rank) + ", which has exited", a, owner, addr);
   auto it = owner->mbar.find(off);
   if (it == owner->mbar.end() || !it->second.live) {

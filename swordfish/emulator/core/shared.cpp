@@ -127,8 +127,9 @@ uint8_t* Machine::shared(Cta& from, uint32_t addr, uint32_t n, Access kind, cons
   if (owner != &from && cluster_start && !from.cl->bar_generation)
     finding("cluster start", "access to the shared memory of CTA rank " + std::to_string(owner->rank) + " before a barrier.cluster shows that it has started",
             a, owner, addr);
-  if (owner->exited && owner != &from && checks)
-    finding("exited CTA", "access to the shared memory of CTA rank " + std::to_string(owner->rank) + ", which has exited", a, owner, addr);
+  if (owner->exited && checks)
+    finding("exited CTA", std::string(a.agent >= n_warps ? "asynchronous access" : "access") + " to the shared memory of CTA rank " +
+            std::to_string(owner->rank) + ", which has exited", a, owner, addr);
   if (checks) check_mbarriers(*this, *owner, off, n, kind, a);
   if (checks) shadow_access(*this, *owner, off, n, kind, a);
   return owner->smem.data() + (off - SMEM_BASE);
