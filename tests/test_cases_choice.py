@@ -26,9 +26,9 @@ def test_c15_smaller_shared_memory_gives_a_smaller_tile(kib: int, bits: int) -> 
     small = replace(props, smem_per_cta=kib << 10, smem_per_sm=(kib + 1) << 10)
     scheme = replace(SCHEME, bits=bits)
     for m in (1, 8, 64, 128, 256):
-        config = choose(m, 1024, 1024, scheme, small).config
-        assert config.shared_bytes(scheme, 1024) <= kib << 10
-        assert choose(m, 1024, 1024, scheme, props).config.shared_bytes(scheme, 1024) <= props.smem_per_cta
+        for gpu in (small, props):
+            launch = choose(m, 1024, 1024, scheme, gpu).config.launch_config(scheme, 1, 1024, 1024)
+            assert launch.shared_bytes <= gpu.smem_per_cta
 
 
 def test_c15_too_little_shared_memory_is_named() -> None:

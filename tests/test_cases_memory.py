@@ -79,12 +79,14 @@ def test_c17_strided_activations(view: str, where: str, m: int, act_order: bool)
     assert torch.equal(sf.mm(x, w), sf.mm(x.contiguous(), w))
 
 
-@ORDERS
-def test_c17_strided_activations_on_kernels(act_order: bool) -> None:
-    w = made("sm_100a", act_order)
-    with place("sm_100a"):
+@pytest.mark.parametrize(
+    ("where", "m", "act_order"), [("sm_100a", 2, False), ("sm_100a", 2, True), ("sm_90a", 20, False)]
+)
+def test_c17_strided_activations_on_kernels(where: str, m: int, act_order: bool) -> None:
+    w = made(where, act_order)
+    with place(where):
         for name, view in VIEWS.items():
-            x = view(2, "cpu")
+            x = view(m, "cpu")
             assert torch.equal(sf.mm(x, w), sf.mm(x.contiguous(), w)), name
 
 

@@ -38,7 +38,8 @@ def packed_tokens(x: torch.Tensor, perm: torch.Tensor | None, k: int, arch: str)
     stream otherwise.
     """
     m = x.shape[0]
-    aligned = x.stride(1) == 1 and (m == 1 or x.stride(0) % _ROW_ALIGNMENT == 0) and x.data_ptr() % 16 == 0
+    pitch = _ROW_ALIGNMENT if m == 1 else x.stride(0)  # 0 (expanded rows) is no stride for a tensor map
+    aligned = x.stride(1) == 1 and pitch > 0 and pitch % _ROW_ALIGNMENT == 0 and x.data_ptr() % 16 == 0
     if perm is None and k % 64 == 0 and aligned:
         return x
     padded = -(-k // 64) * 64
