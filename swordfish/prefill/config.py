@@ -63,7 +63,9 @@ class PrefillConfig:
 
     def __post_init__(self) -> None:
         if self.scheme.group_size not in GROUP_SIZES:
-            raise ArgumentError("group_size", self.scheme.group_size, "32, 64, 128 or -1 for the prefill kernel")
+            raise ArgumentError(
+                "group_size", self.scheme.group_size, "32, 64, 128 or -1 for the prefill kernel"
+            )
         if self.tokens not in range(32, 257, 32):
             raise ArgumentError("tokens", self.tokens, "a multiple of 32 from 32 to 256")
         if self.ctas not in (1, 2):

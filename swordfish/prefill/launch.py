@@ -72,7 +72,11 @@ class Grid:
         if slices > 1 and not config.partial:
             raise ArgumentError("slices", slices, "1 for a kernel that writes y, not partial sums")
         if props.sm_count < config.ctas:
-            raise ArgumentError("device", f"{props.sm_count} SMs", f"at least {config.ctas} SMs for a cluster of {config.ctas}")
+            raise ArgumentError(
+                "device",
+                f"{props.sm_count} SMs",
+                f"at least {config.ctas} SMs for a cluster of {config.ctas}",
+            )
         k_stages = -(-k // STAGE_K)
         slice_stages = -(-k_stages // slices)
         token_tiles = -(-m // config.tokens)
@@ -116,7 +120,9 @@ def check_operands(x: torch.Tensor, w: PackedWeight, out: torch.Tensor) -> None:
         if tensor.ndim != 2 or tensor.shape[1] != columns or tensor.shape[0] != x.shape[0]:
             raise ArgumentError(f"{name}.shape", tuple(tensor.shape), f"({x.shape[0]}, {columns})")
         if tensor.stride(1) != 1 or tensor.stride(0) % 8 or tensor.stride(0) < columns:
-            raise ArgumentError(f"{name}.stride", tensor.stride(), "(a multiple of 8, 1): rows of whole 16 bytes")
+            raise ArgumentError(
+                f"{name}.stride", tensor.stride(), "(a multiple of 8, 1): rows of whole 16 bytes"
+            )
         if tensor.data_ptr() % 16:
             raise ArgumentError(name, f"address {tensor.data_ptr():#x}", "memory aligned to 16 bytes")
 
@@ -185,4 +191,6 @@ def _rows_map(config: PrefillConfig, rows: torch.Tensor) -> TensorMap:
 def _output_map(w: PackedWeight, out: torch.Tensor) -> TensorMap:
     """What one epilogue warp stores at a time; rows and columns out of range are not written."""
     m, n = out.shape
-    return TensorMap(out, w.scheme.dtype, (n, m), (out.stride(0) * 2,), (_WARP_COLUMNS, EPILOGUE_TOKENS), swizzle="64")
+    return TensorMap(
+        out, w.scheme.dtype, (n, m), (out.stride(0) * 2,), (_WARP_COLUMNS, EPILOGUE_TOKENS), swizzle="64"
+    )

@@ -46,6 +46,8 @@ def prefill(
         raise ArgumentError("config.bias", True, "False: the weight has no bias")
     check_operands(x, w, out)
     m, n = out.shape
+    if config.partial and n % _REDUCE_COLUMNS:
+        raise ArgumentError("N", n, f"a multiple of {_REDUCE_COLUMNS} for partial sums")
     if m == 0:
         return out
     props = device_props(w.device)

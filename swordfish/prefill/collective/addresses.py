@@ -47,4 +47,6 @@ def prove_store(layout: Callable[[int, int, int], int], stages: int) -> None:
                         expected = layout(row + 16 * half, k, stage)
                         found = offset + half * 16 * STEP_K + stage * stage_elements
                         if found != expected:
-                            raise ValueError(f"row {row + 16 * half}, k {k}, stage {stage}: stored at {found}, read at {expected}")
+                            raise ValueError(
+                                f"row {row + 16 * half}, k {k}, stage {stage}: stored at {found}, read at {expected}"
+                            )

@@ -46,7 +46,9 @@ def store_output(
         for part in cutlass.range_constexpr(c.tokens // EPILOGUE_TOKENS):
             column = tmem + (warp << 21) + stage * c.tokens + part * EPILOGUE_TOKENS
             halves = [
-                prims.tcgen05_ld("16x256b", prims.make_tmem_ptr(column + (half << 20), Float32), num=EPILOGUE_TOKENS // 8)
+                prims.tcgen05_ld(
+                    "16x256b", prims.make_tmem_ptr(column + (half << 20), Float32), num=EPILOGUE_TOKENS // 8
+                )
                 for half in range(2)
             ]
             prims.tcgen05_wait(prims.Tcgen05Wait.LOAD)
@@ -54,9 +56,14 @@ def store_output(
                 prims.tcgen05_fence(prims.Tcgen05Fence.BEFORE_THREAD_SYNC)
                 if elected:
                     arrive_leader(empty + stage)
-            rounded = [finish(c, values, addends, half).to(dtype).bitcast(Int32) for half, values in enumerate(halves)]
+            rounded = [
+                finish(c, values, addends, half).to(dtype).bitcast(Int32)
+                for half, values in enumerate(halves)
+            ]
             if elected:
-                prims.cp_async_bulk_wait_group(EPILOGUE_BUFFERS - 1, read=True)  # the other buffer may be in flight
+                prims.cp_async_bulk_wait_group(
+                    EPILOGUE_BUFFERS - 1, read=True
+                )  # the other buffer may be in flight
             prims.bar_warp_sync(0xFFFFFFFF)
             for octet in cutlass.range_constexpr(EPILOGUE_TOKENS // 8):
                 fragment = [rounded[half][2 * octet + b] for half in range(2) for b in range(2)]

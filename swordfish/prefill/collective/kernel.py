@@ -95,7 +95,9 @@ class Shared:
 def start(c: cutlass.Constexpr, shared: cutlass.Constexpr, group: cutlass.Constexpr, warp: Int32):
     """Barriers and TMEM, seen by every thread of the pair. Returns the TMEM address."""
     if warp == 0:
-        prims.griddepcontrol(prims.GridDepAction.LAUNCH_DEPENDENTS)  # the next kernel may fill SMs that this one leaves
+        prims.griddepcontrol(
+            prims.GridDepAction.LAUNCH_DEPENDENTS
+        )  # the next kernel may fill SMs that this one leaves
         if prims.elect_sync():
             shared.weights.initialise()
             shared.tokens.initialise()
@@ -186,7 +188,11 @@ def build(values: dict[str, Any], arch: str) -> tuple[Any, list[Any]]:
         # The launcher passes maps of its own; these only give the parameters their type.
         maps = [
             cuda.create_tensor_map_tiled(
-                global_address=memory.toint(), dtype=cutlass.Uint8, global_dims=[256, 8], global_strides=[16], box_dims=[16, 1]
+                global_address=memory.toint(),
+                dtype=cutlass.Uint8,
+                global_dims=[256, 8],
+                global_strides=[16],
+                box_dims=[16, 1],
             )
             for _ in range(5)
         ]

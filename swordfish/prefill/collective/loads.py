@@ -10,7 +10,9 @@ from swordfish.prefill.config import STAGE_K, STEP_K, TILE_ROWS
 
 
 @cute.jit
-def load_weights(c: cutlass.Constexpr, shared: cutlass.Constexpr, maps: cutlass.Constexpr, schedule: cutlass.Constexpr):
+def load_weights(
+    c: cutlass.Constexpr, shared: cutlass.Constexpr, maps: cutlass.Constexpr, schedule: cutlass.Constexpr
+):
     """Packed blocks, scales and zero points of this CTA's 128 weight columns, a 128-deep stage at a time."""
     ring = shared.weights
     stage, parity = Int32(0), Int32(0)
@@ -22,7 +24,10 @@ def load_weights(c: cutlass.Constexpr, shared: cutlass.Constexpr, maps: cutlass.
             full = ring.full.subview(stage)
             prims.mbarrier_arrive_expect_tx(full, c.weight_stage_bytes + c.row_kinds * c.scale_stage_bytes)
             prims.cp_async_bulk_tensor_shared_cta_global(
-                shared.words.subview(stage * (c.weight_stage_bytes // 4)), maps.words.get_ptr(), (0, 0, kt * 2, row >> 6), full
+                shared.words.subview(stage * (c.weight_stage_bytes // 4)),
+                maps.words.get_ptr(),
+                (0, 0, kt * 2, row >> 6),
+                full,
             )
             # A channelwise weight reads its one row of scales at every stage: 256 bytes that stay in L2.
             group = Int32(0) if cutlass.const_expr(c.scheme.group_size == -1) else kt * c.groups_per_stage
@@ -34,7 +39,9 @@ def load_weights(c: cutlass.Constexpr, shared: cutlass.Constexpr, maps: cutlass.
 
 
 @cute.jit
-def load_tokens(c: cutlass.Constexpr, shared: cutlass.Constexpr, maps: cutlass.Constexpr, schedule: cutlass.Constexpr):
+def load_tokens(
+    c: cutlass.Constexpr, shared: cutlass.Constexpr, maps: cutlass.Constexpr, schedule: cutlass.Constexpr
+):
     """This CTA's half of the tokens, under the 128-byte swizzle. Both halves arrive on the leader's barrier.
 
     A pair needs the paired load: a load of one CTA signals its own barrier, and the leader waits for ever for the

@@ -28,7 +28,9 @@ class Ring:
     @classmethod
     def at(cls, barriers, first, stages, producers, consumers):
         """A ring whose barriers begin behind those of ``first`` other stages."""
-        return cls(barriers.subview(2 * first), barriers.subview(2 * first + stages), stages, producers, consumers)
+        return cls(
+            barriers.subview(2 * first), barriers.subview(2 * first + stages), stages, producers, consumers
+        )
 
     def initialise(self):
         """Set up the barriers; one thread of each CTA."""

@@ -64,7 +64,14 @@ class Sources:
 
 
 @cute.jit
-def transform(c: cutlass.Constexpr, shared: cutlass.Constexpr, schedule: cutlass.Constexpr, tmem: Int32, warp: Int32, lane: Int32):
+def transform(
+    c: cutlass.Constexpr,
+    shared: cutlass.Constexpr,
+    schedule: cutlass.Constexpr,
+    tmem: Int32,
+    warp: Int32,
+    lane: Int32,
+):
     """All stages of this CTA that belong to the warp's group.
 
     The loop body is one turn of the rings, so that every stage is a constant; only one bit, ``turns``, alternates.
@@ -73,7 +80,9 @@ def transform(c: cutlass.Constexpr, shared: cutlass.Constexpr, schedule: cutlass
     group = (warp - c.first_transform_warp) >> 2
     total = total_stages(schedule)
     source = Sources.of(c, shared, group, quarter, lane)
-    operand = (TmemOperand if cutlass.const_expr(c.home == "tmem") else SharedOperand).of(c, shared, tmem, group, quarter, lane)
+    operand = (TmemOperand if cutlass.const_expr(c.home == "tmem") else SharedOperand).of(
+        c, shared, tmem, group, quarter, lane
+    )
     rings = GroupRings.of(shared, group)
     values = arithmetic(c.scheme, c.fold, Uint32(schedule.row_tiles) >> Uint32(31))
     elected = prims.elect_sync()
@@ -98,7 +107,12 @@ class GroupRings:
     def of(cls, shared, group):
         leader = prims.mapa(shared.operand.full.subview(2 * group).data_ptr(), LEADER)
         weights, operand = shared.weights, shared.operand
-        return cls(weights.full.subview(group), weights.empty.subview(group), operand.empty.subview(2 * group), leader)
+        return cls(
+            weights.full.subview(group),
+            weights.empty.subview(group),
+            operand.empty.subview(2 * group),
+            leader,
+        )
 
 
 def parity(unit, stages, turn, turns):
@@ -123,7 +137,10 @@ def transform_stage(
     pairs = c.operand_stages // 2
 
     wait(rings.input_full.subview(stage), parity(unit, c.input_stages, c.turn, turns))
-    rows = [[source.load_rows(c, stage, kind, g) for kind in range(c.row_kinds)] for g in range(c.groups_per_stage)]
+    rows = [
+        [source.load_rows(c, stage, kind, g) for kind in range(c.row_kinds)]
+        for g in range(c.groups_per_stage)
+    ]
     words = [[source.load_words(c, stage, step, sub) for sub in range(SUB_TILES)] for step in range(2)]
     prims.bar_warp_sync(0xFFFFFFFF)  # every lane has its words: the stage can be refilled
     if elected:

@@ -1,0 +1,125 @@
+"""Which prefill configuration serves a call: a pure function of shape, scheme and device properties.
+
+The choice rests on the model of ``model.py``; it has not been measured on hardware.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from swordfish.errors import ArgumentError
+from swordfish.prefill.config import GROUP_SIZES, PrefillConfig
+from swordfish.prefill.launch import Grid
+from swordfish.prefill.model import MEMORY_BYTES_PER_CLOCK, step_cycles
+from swordfish.runtime.device import DeviceProps
+from swordfish.scheme import Scheme
+
+__all__ = ["PrefillChoice", "choose_prefill", "unsupported"]
+
+_TOKENS = (32, 64, 96, 128, 192, 224, 256)
+_SLICES = (2, 3, 4, 6, 8)
+_ALIKE = 1.04
+_TILE_CYCLES = 1200
+"""Filling and draining the pipelines of a tile whose epilogue does not overlap, or of the last one."""
+_REDUCTION_CYCLES = 6000
+"""A second launch, on top of its traffic."""
+
+
+@dataclass(frozen=True)
+class PrefillChoice:
+    """A configuration, the slices of K (1: no split), why, and what the model says.
+
+    ``cycles`` of an SM, and ``fetched_bytes`` that all SMs together read from L2.
+    """
+
+    config: PrefillConfig
+    slices: int
+    cycles: float
+    fetched_bytes: float
+    reason: str
+
+
+def unsupported(n: int, k: int, scheme: Scheme, props: DeviceProps) -> str | None:
+    """Why no prefill kernel serves a ``[k, n]`` weight on a device; ``None`` if one does."""
+    if props.arch not in MEMORY_BYTES_PER_CLOCK:
+        return f"{props.arch} has no tcgen05 instructions"
+    if scheme.group_size not in GROUP_SIZES:
+        return f"group size {scheme.group_size} is none of {GROUP_SIZES}"
+    for name, value in (("N", n), ("K", k)):
+        if value % 8:
+            return f"{name}={value} is not a multiple of 8, so rows of 16-bit values are not whole 16 bytes"
+    return None
+
+
+@functools.lru_cache(maxsize=1024)
+def choose_prefill(
+    m: int, n: int, k: int, scheme: Scheme, props: DeviceProps, *, bias: bool = False
+) -> PrefillChoice:
+    """The configuration for ``m`` rows of a ``[k, n]`` weight (``k`` packed rows).
+
+    Of those within 4 % of the fewest modelled cycles, which is less than the model is worth, the one that fetches
+    least from L2: large tiles where they fill the machine.
+
+    Raises:
+        ArgumentError: ``m`` below 1, or a weight that :func:`unsupported` refuses.
+    """
+    if m < 1:
+        raise ArgumentError("m", m, "1 or more")
+    reason = unsupported(n, k, scheme, props)
+    if reason is not None:
+        raise ArgumentError("shape", (k, n), "a shape that the prefill kernel serves", reason)
+    plain = replace(scheme, act_order=False)
+    candidates = list(_candidates(m, n, k, plain, props, bias))
+    limit = _ALIKE * min(choice.cycles for choice in candidates)
+    return min((c for c in candidates if c.cycles <= limit), key=lambda choice: choice.fetched_bytes)
+
+
+def _candidates(
+    m: int, n: int, k: int, scheme: Scheme, props: DeviceProps, bias: bool
+) -> Iterator[PrefillChoice]:
+    for ctas in (2, 1):
+        if props.sm_count < ctas:
+            continue
+        for tokens in _TOKENS:
+            try:
+                config = PrefillConfig(scheme, tokens, ctas, bias=bias)
+            except ArgumentError:  # a tile too large for shared memory
+                continue
+            yield _evaluate(config, m, n, k, props, 1)
+            split = replace(config, partial=True, bias=False)
+            most = props.sm_count // ctas
+            tiles = Grid.of(config, m, n, k, props)
+            for slices in _SLICES:
+                if 2 * tiles.row_tiles * tiles.token_tiles <= most and 2 * slices <= tiles.k_stages:
+                    yield _evaluate(split, m, n, k, props, slices)
+
+
+def _evaluate(
+    config: PrefillConfig, m: int, n: int, k: int, props: DeviceProps, slices: int
+) -> PrefillChoice:
+    """Waves of tiles at the pace of the busiest resource, but no faster than memory."""
+    grid = Grid.of(config, m, n, k, props, slices=slices)
+    items = grid.row_tiles * grid.token_tiles * grid.slices
+    rate = MEMORY_BYTES_PER_CLOCK[props.arch]
+    step = step_cycles(config)
+    bound, pace = step.bound()
+    # Weights of a tile come from memory at most once per band; an SM cannot draw more than a few shares of bandwidth.
+    waves = -(-items // grid.pairs)
+    drain = 0 if config.accumulators == 2 else 2 * config.tokens
+    busy = waves * (2 * grid.slice_stages * pace + drain) + _TILE_CYCLES
+    bands = -(-grid.token_tiles // grid.band)
+    total = bands * n * k * config.scheme.bits / 8 + 2 * m * k + 2 * m * n
+    memory = total / (rate * props.sm_count)
+    share = grid.pairs * config.ctas / props.sm_count
+    memory /= min(1.0, 2 * share)
+    cycles = max(busy, memory)
+    if config.partial:
+        traffic = 8.0 * grid.slices * m * n
+        cycles += _REDUCTION_CYCLES + traffic / (rate * props.sm_count)
+    cut = f", K in {grid.slices} slices" if config.partial else ""
+    limit = "memory" if memory > busy else bound
+    reason = f"{items} tiles of {128 * config.ctas} x {config.tokens}{cut} in {waves} waves of {grid.pairs}; {limit} bounds them"
+    fetched = items * 2 * grid.slice_stages * config.ctas * (step.weight_bytes + step.token_bytes)
+    return PrefillChoice(config, grid.slices, cycles, fetched, reason)

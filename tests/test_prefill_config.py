@@ -1,0 +1,205 @@
+"""Prefill configurations: what is derived, what is refused, what is chosen. Nothing is compiled."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+
+import swordfish as sf
+from swordfish.errors import ArgumentError, ArgumentTypeError
+from swordfish.layouts.swizzle import k_major_128b
+from swordfish.prefill.choose import choose_prefill, unsupported
+from swordfish.prefill.collective.addresses import prove_store
+from swordfish.prefill.config import GROUP_SIZES, SHARED_LIMIT, TMEM_COLUMNS, PrefillConfig
+from swordfish.prefill.launch import Grid, check_operands
+from swordfish.prefill.model import step_cycles
+from swordfish.runtime import DeviceProps
+from swordfish.scheme import Scheme
+from tests.backends import quantised
+
+BASE = Scheme(4, 128, "bfloat16")
+B200, THOR = DeviceProps.for_target("sm_100a"), DeviceProps.for_target("sm_110a")
+
+
+def everything() -> list[PrefillConfig]:
+    """Every configuration that is not refused."""
+    found = []
+    for bits, group, zeros, tokens, ctas, home in itertools.product(
+        (4, 8), GROUP_SIZES, ("none", "integer"), range(32, 257, 32), (1, 2), ("tmem", "shared")
+    ):
+        try:
+            found.append(PrefillConfig(Scheme(bits, group, "bfloat16", zeros), tokens, ctas, home))
+        except ArgumentError as error:
+            assert "shared memory" in str(error)
+    return found
+
+
+def test_every_configuration_fits_and_has_three_input_stages() -> None:
+    configs = everything()
+    assert len(configs) > 400
+    for c in configs:
+        assert c.input_stages >= 3 and c.shared_bytes <= SHARED_LIMIT and c.tmem_columns <= TMEM_COLUMNS
+        assert c.operand_stages >= 2 and c.operand_stages % 2 == 0 and c.threads <= 512
+        assert c.input_stages % c.transform_groups == 0 and c.operand_stages // 2 % c.transform_groups == 0
+        assert c.turn % c.input_stages == 0 and c.turn % (c.operand_stages // 2) == 0
+        assert c.token_step_bytes % 1024 == 0, "operand B begins at a swizzle atom"
+        assert PrefillConfig.from_flat(c.flat()) == c
+
+
+def test_only_single_cta_tiles_of_many_tokens_are_too_large() -> None:
+    refused = [
+        (tokens, ctas, home, bits)
+        for tokens, ctas, home, bits in itertools.product(
+            range(32, 257, 32), (1, 2), ("tmem", "shared"), (4, 8)
+        )
+        if not any(
+            (c.tokens, c.ctas, c.home, c.scheme.bits) == (tokens, ctas, home, bits)
+            for c in everything()
+            if c.scheme.group_size == 128
+        )
+    ]
+    assert refused and all(ctas == 1 for _, ctas, _, _ in refused)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "home", "accumulators", "operand", "inputs"),
+    [
+        (192, "tmem", 2, 4, 6),
+        (128, "tmem", 2, 8, 8),
+        (224, "tmem", 2, 2, 5),
+        (256, "tmem", 1, 8, 4),
+        (256, "shared", 2, 4, 3),
+    ],
+)
+def test_stages_of_the_tiles_of_the_documentation(
+    tokens: int, home: str, accumulators: int, operand: int, inputs: int
+) -> None:
+    c = PrefillConfig(BASE, tokens, home=home)  # type: ignore[arg-type]
+    assert (c.accumulators, c.operand_stages, c.input_stages) == (accumulators, operand, inputs)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"scheme": Scheme(4, 96, "bfloat16")}, "group_size=96"),
+        ({"tokens": 48}, "tokens=48"),
+        ({"tokens": 288}, "tokens=288"),
+        ({"ctas": 4}, "ctas=4"),
+        ({"home": "registers"}, "home='registers'"),
+        ({"bias": True, "partial": True}, "bias=True"),
+        ({"tokens": 256, "ctas": 1}, "232448 bytes of shared memory"),
+    ],
+)
+def test_refusals_name_the_argument(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        replace(PrefillConfig(BASE), **change)  # type: ignore[arg-type]
+
+
+def test_operand_stores_match_the_swizzled_layout_and_no_other() -> None:
+    layout = k_major_128b(128, 64, stages=4)
+    prove_store(lambda row, k, stage: int(layout(row, k, stage)), 4)
+    with pytest.raises(ValueError, match="row 1, k 0, stage 0: stored at 72, read at 64"):
+        prove_store(lambda row, k, stage: stage * 8192 + row * 64 + k, 4)
+
+
+def tiles_in_order(grid: Grid) -> list[tuple[int, int]]:
+    """The order of ``collective/schedule.py``, written down a second time: (row tile, token tile)."""
+    order = []
+    for start in range(0, grid.token_tiles, grid.band):
+        for row in range(grid.row_tiles):
+            order += [(row, token) for token in range(start, min(start + grid.band, grid.token_tiles))]
+    return order
+
+
+def test_bands_keep_their_tokens_in_half_of_l2() -> None:
+    c = PrefillConfig(BASE, 256)
+    wide, small = Grid.of(c, 8192, 8192, 8192, B200), Grid.of(c, 8192, 8192, 8192, THOR)
+    assert (wide.band, small.band) == (15, 4)
+    for props, grid in ((B200, wide), (THOR, small)):
+        assert grid.band * c.tokens * 8192 * 2 <= props.l2_bytes // 2 < (grid.band + 1) * c.tokens * 8192 * 2
+        assert sorted(tiles_in_order(grid)) == sorted(itertools.product(range(32), range(32)))
+    assert Grid.of(c, 8192, 8192, 1 << 20, THOR).band == 1
+
+
+def test_slices_are_never_empty() -> None:
+    c = PrefillConfig(BASE, 32, partial=True)
+    for k, slices in itertools.product((64, 128, 640, 1152, 4096), (1, 2, 3, 4, 8)):
+        grid = Grid.of(c, 32, 256, k, B200, slices=slices)
+        assert (grid.slices - 1) * grid.slice_stages < grid.k_stages <= grid.slices * grid.slice_stages
+    with pytest.raises(ArgumentError, match="slices=2"):
+        Grid.of(PrefillConfig(BASE), 32, 256, 512, B200, slices=2)
+    with pytest.raises(ArgumentError, match="at least 2 SMs"):
+        Grid.of(c, 32, 256, 512, replace(B200, sm_count=1))
+    with pytest.raises(ArgumentError, match="m=0"):
+        Grid.of(c, 0, 256, 512, B200)
+
+
+def test_operands_that_bulk_copies_cannot_read_are_refused() -> None:
+    w = quantised(128, 64)
+    x, y = torch.zeros(4, 128, dtype=w.dtype), torch.zeros(4, 64, dtype=w.dtype)
+    check_operands(x, w, y)
+    check_operands(torch.zeros(4, 160, dtype=w.dtype)[:, :128], w, y)
+    for bad, kind, message in [
+        (x.half(), ArgumentTypeError, "x.dtype=torch.float16"),
+        (x[:, :64], ArgumentError, r"x.shape=\(4, 64\)"),
+        (torch.zeros(4, 132, dtype=w.dtype)[:, :128], ArgumentError, r"x.stride=\(132, 1\)"),
+        (torch.zeros(4, 136, dtype=w.dtype)[:, 1:129], ArgumentError, "aligned to 16 bytes"),
+        (x.to("meta"), ArgumentError, "x.device=meta"),
+    ]:
+        with pytest.raises(kind, match=message):
+            check_operands(bad, w, y)
+    with pytest.raises(ArgumentError, match=r"out.shape=\(3, 64\)"):
+        check_operands(x, w, y[:3])
+
+
+def test_choice_is_reasonable_and_total() -> None:
+    for props in (B200, THOR):
+        for m, (k, n) in itertools.product(
+            (1, 33, 300, 1024, 8192), ((4096, 4096), (192, 64), (14336, 4096), (4096, 28672))
+        ):
+            choice = choose_prefill(m, n, k, BASE, props)
+            ideal = 2 * m * n * k / (8192 * props.sm_count)
+            assert (
+                choice.cycles >= ideal
+                and choice.slices >= 1
+                and (choice.slices == 1) != choice.config.partial
+            )
+            if m >= 4096 and n >= 4096:
+                assert choice.cycles < 1.15 * ideal, (m, k, n, choice)
+    small = choose_prefill(64, 4096, 14336, BASE, B200)
+    assert small.slices > 1, "16 tiles leave most of 148 SMs idle"
+    assert choose_prefill(64, 4096, 14336, replace(BASE, act_order=True), B200).config.scheme == BASE
+    assert choose_prefill(2048, 4096, 4096, BASE, B200, bias=True).config.bias
+
+
+def test_unsupported_shapes_say_why() -> None:
+    assert unsupported(4096, 4096, BASE, B200) is None
+    assert "sm_90a" in str(unsupported(4096, 4096, BASE, DeviceProps.for_target("sm_90a")))
+    assert "N=100" in str(unsupported(100, 4096, BASE, B200)) and "K=4100" in str(
+        unsupported(4096, 4100, BASE, B200)
+    )
+    with pytest.raises(ArgumentError, match="group size 96"):
+        choose_prefill(512, 4096, 4096, Scheme(4, 96, "bfloat16"), B200)
+    with pytest.raises(ArgumentError, match="m=0"):
+        choose_prefill(0, 4096, 4096, BASE, B200)
+
+
+def test_model_says_where_the_shared_memory_home_loses() -> None:
+    """The bandwidth argument for TMEM: with operand A in shared memory, shared memory is what bounds the tile."""
+    for tokens in (128, 192, 256):
+        tmem, shared = (step_cycles(PrefillConfig(BASE, tokens, home=home)) for home in ("tmem", "shared"))  # type: ignore[arg-type]
+        assert tmem.bound() == ("MMA", 2 * tokens)
+        assert shared.bound()[0] == "shared memory" and shared.shared - tmem.shared == 256
+
+
+def test_importing_the_choice_brings_no_compiler() -> None:
+    import subprocess
+    import sys
+
+    code = "import sys, swordfish.prefill.choose, swordfish.prefill.run; print([m for m in ('cutlass', 'cuda.core') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+    assert sf.__version__
