@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import replace
 
 from swordfish.decode.wide import WideConfig
@@ -38,18 +39,26 @@ def candidates(scheme: Scheme, m: int, k: int, n: int, props: DeviceProps) -> li
     for tokens, tiles, warpgroups, ctas, in_place, stage_k in cuts:
         if not WARPGROUPS[0] <= warpgroups * ctas <= WARPGROUPS[1] or 64 * tiles * warpgroups > 320:
             continue
-        columns, stages, places = (
-            _ceil_div(n, 64 * tiles * warpgroups),
-            _ceil_div(k, stage_k),
-            props.sm_count * ctas,
-        )
+        columns, stages = _ceil_div(n, 64 * tiles * warpgroups), _ceil_div(k, stage_k)
+        places = props.sm_count * ctas
         for split in range(1, min(8, stages) + 1):
             if split > 1 and not FULL_WAVE * places <= columns * split <= places:
                 continue
-            config = _deepest(scheme, props, tokens, tiles, warpgroups, stage_k, split, ctas, in_place)
-            if config is None or _registers(config) > config.registers:
-                continue
-            for refill_batch, lag in ((0, 1), (1, 1), (1, 2)):
+            base = WideConfig(
+                tokens,
+                tiles,
+                warpgroups,
+                stage_k,
+                MOST_SLOTS,
+                split,
+                ctas,
+                wgmma=props.arch == "sm_90a",
+                in_place=in_place,
+                scale_rows=_scale_rows(scheme, stage_k),
+            )
+            for config, (refill_batch, lag) in itertools.product(
+                _depths(base, scheme, props), ((0, 1), (1, 1), (1, 2))
+            ):
                 try:
                     variant = replace(config, refill_batch=refill_batch, lag=lag)
                     check(variant, scheme, m, k, n, props, False)
@@ -69,44 +78,21 @@ def check(
         raise ArgumentError("WideConfig.wgmma", True, f"False on {props.arch}, which has no wgmma")
 
 
-def _deepest(
-    scheme: Scheme,
-    props: DeviceProps,
-    tokens: int,
-    tiles: int,
-    warpgroups: int,
-    stage_k: int,
-    split: int,
-    ctas: int,
-    in_place: bool,
-) -> WideConfig | None:
-    """The configuration of this cut with the most slots that shared memory holds, sums in a place of their
-    own if three slots are left then; ``None`` if none fits."""
-    room = min(props.smem_per_cta, props.smem_per_sm // ctas - props.smem_reserved)
+def _depths(base: WideConfig, scheme: Scheme, props: DeviceProps) -> Iterator[WideConfig]:
+    """A cut with as many slots as fit and with fewer, which leaves room for the next launch to begin in; sums
+    in a place of their own and in that of the slots."""
+    if _registers(base) > base.registers:
+        return
+    room = min(props.smem_per_cta, props.smem_per_sm // base.min_ctas - props.smem_reserved)
+    for overlay in (False, True) if base.split > 1 else (False,):
+        depths = (replace(base, slots=slots, overlay=overlay) for slots in range(2, MOST_SLOTS + 1))
+        fitting = [config for config in depths if config.shared_bytes(scheme) <= room]
+        yield from (config for config in fitting if config.slots <= 4 or config is fitting[-1])
+
+
+def _scale_rows(scheme: Scheme, stage_k: int) -> int:
     whole = scheme.group_size != CHANNELWISE and stage_k % scheme.group_size == 0
-    rows = stage_k // scheme.group_size if whole else 1
-    for overlay in (False, True) if split > 1 else (False,):
-        fewest = 3 if split > 1 and not overlay else 2
-        for slots in range(MOST_SLOTS, fewest - 1, -1):
-            try:
-                config = WideConfig(
-                    tokens,
-                    tiles,
-                    warpgroups,
-                    stage_k,
-                    slots,
-                    split,
-                    ctas,
-                    overlay,
-                    wgmma=props.arch == "sm_90a",
-                    in_place=in_place,
-                    scale_rows=rows,
-                )
-            except ArgumentError:
-                continue
-            if config.shared_bytes(scheme) <= room:
-                return config
-    return None
+    return stage_k // scheme.group_size if whole else 1
 
 
 def _registers(config: WideConfig) -> int:
