@@ -39,9 +39,15 @@ def compile_source(source: KernelSource, arch: str) -> Artifact:
     start = time.perf_counter()
     log = io.StringIO()
     try:
-        # -v costs nothing and is the only place where spills are told apart from other stack use.
+        # -v costs nothing and is the only place where spills are told apart from other stack use. NVRTC's own
+        # cache (it has one where there is a driver) would skip ptxas and with it this log.
         options = ProgramOptions(
-            name=f"{source.entry}.cu", arch=arch, std="c++17", ptxas_options=["-v"], **dict(source.options)
+            name=f"{source.entry}.cu",
+            arch=arch,
+            std="c++17",
+            ptxas_options=["-v"],
+            no_cache=True,
+            **dict(source.options),
         )
         program = Program(source.text, "c++", options)
         cubin = bytes(program.compile("cubin", logs=log).code)
