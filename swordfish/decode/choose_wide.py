@@ -48,14 +48,18 @@ class _Cut:
 def choose_wide(m: int, n: int, k: int, scheme: Scheme, props: DeviceProps) -> tuple[WideConfig, str]:
     """The configuration for ``m`` rows (1 to 128) of a ``[k, n]`` weight (``k`` in packed rows), and why.
 
+    A configuration with fewer tokens than ``m`` (offset weights without wgmma) is launched repeatedly.
+
     Raises:
         ArgumentError: ``m`` is out of range.
     """
     if not 1 <= m <= MAX_TOKENS:
         raise ArgumentError("m", m, f"1 to {MAX_TOKENS}")
-    tokens = next(t for t in TOKEN_BUCKETS if t >= m)
     columns = -(-n // 64)
     wgmma = props.arch == "sm_90a"
+    # Offsets need the sums of the tokens as well; beyond 64 tokens mma.sync has no registers for them.
+    most = MAX_TOKENS if wgmma or scheme.zeros != "offset" else 64
+    tokens = next(t for t in TOKEN_BUCKETS if t >= min(m, most))
     if not wgmma:
         wanted, reason = _mma(tokens, scheme)
     elif columns >= 2 * props.sm_count:
@@ -124,8 +128,8 @@ def _mma(tokens: int, scheme: Scheme) -> tuple[_Cut, str]:
 def _split(cut: _Cut, columns: int, k: int, props: DeviceProps) -> int:
     """CTAs of a cluster.
 
-    A cluster lies in one GPC, and GPCs have unequal numbers of SMs: pairs fill a machine
-    (128 of 132 SMs), larger clusters surely only three quarters of it. One cluster too many doubles the time (14.3 instead of
+    A cluster lies in one GPC, and GPCs have unequal numbers of SMs. Pairs fill a machine (128 of 132 SMs);
+    larger clusters surely fill only three quarters of it, and one too many doubles the time (14.3 instead of
     9.3 on 4096 x 4096 at M = 64).
     """
     tiles, places = -(-columns // cut.blocks), props.sm_count * cut.ctas
@@ -140,7 +144,7 @@ def _split(cut: _Cut, columns: int, k: int, props: DeviceProps) -> int:
 def _fit(
     cut: _Cut, tokens: int, split: int, scheme: Scheme, props: DeviceProps, wgmma: bool
 ) -> WideConfig | None:
-    """The cut with as many slots as it wants or shared memory holds; exchanged sums beside the ring if they fit."""
+    """The cut with as many slots as it wants or memory holds; exchanged sums beside the ring if they fit."""
     room = min(props.smem_per_cta, props.smem_per_sm // cut.ctas - props.smem_reserved)
     in_place = cut.in_place and scheme.zeros != "offset" and scheme.group_size != CHANNELWISE
     whole = scheme.group_size != CHANNELWISE and cut.stage_k % scheme.group_size == 0
