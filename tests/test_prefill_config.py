@@ -188,9 +188,11 @@ def test_unsupported_shapes_say_why() -> None:
 
 
 def test_model_says_where_the_shared_memory_home_loses() -> None:
-    """The bandwidth argument for TMEM: with operand A in shared memory, shared memory is what bounds the tile."""
+    """The bandwidth argument for TMEM: with operand A in shared memory, shared memory is what bounds the
+    tile."""
     for tokens in (128, 192, 256):
-        tmem, shared = (step_cycles(PrefillConfig(BASE, tokens, home=home)) for home in ("tmem", "shared"))  # type: ignore[arg-type]
+        # type: ignore[arg-type]
+        tmem, shared = (step_cycles(PrefillConfig(BASE, tokens, home=home)) for home in ("tmem", "shared"))
         assert tmem.bound() == ("MMA", 2 * tokens)
         assert shared.bound()[0] == "shared memory" and shared.shared - tmem.shared == 256
 
@@ -199,7 +201,10 @@ def test_importing_the_choice_brings_no_compiler() -> None:
     import subprocess
     import sys
 
-    code = "import sys, swordfish.prefill.choose, swordfish.prefill.run; print([m for m in ('cutlass', 'cuda.core') if m in sys.modules])"
+    code = (
+        "import sys, swordfish.prefill.choose, swordfish.prefill.run\n"
+        "print([m for m in ('cutlass', 'cuda.core') if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
     assert sf.__version__

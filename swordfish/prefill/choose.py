@@ -59,8 +59,8 @@ def choose_prefill(
 ) -> PrefillChoice:
     """The configuration for ``m`` rows of a ``[k, n]`` weight (``k`` packed rows).
 
-    Of those within 4 % of the fewest modelled cycles, which is less than the model is worth, the one that fetches
-    least from L2: large tiles where they fill the machine.
+    Of those within 4 % of the fewest modelled cycles, which is less than the model is worth, the one that
+    fetches least from L2: large tiles where they fill the machine.
 
     Raises:
         ArgumentError: ``m`` below 1, or a weight that :func:`unsupported` refuses.
@@ -105,7 +105,8 @@ def _evaluate(
     rate = MEMORY_BYTES_PER_CLOCK[props.arch]
     step = step_cycles(config)
     bound, pace = step.bound()
-    # Weights of a tile come from memory at most once per band; an SM cannot draw more than a few shares of bandwidth.
+    # Weights of a tile come from memory at most once per band; an SM cannot draw more than a few shares of
+    # bandwidth.
     waves = -(-items // grid.pairs)
     drain = 0 if config.accumulators == 2 else 2 * config.tokens
     busy = waves * (2 * grid.slice_stages * pace + drain) + _TILE_CYCLES
@@ -120,6 +121,7 @@ def _evaluate(
         cycles += _REDUCTION_CYCLES + traffic / (rate * props.sm_count)
     cut = f", K in {grid.slices} slices" if config.partial else ""
     limit = "memory" if memory > busy else bound
-    reason = f"{items} tiles of {128 * config.ctas} x {config.tokens}{cut} in {waves} waves of {grid.pairs}; {limit} bounds them"
+    tile = f"{128 * config.ctas} x {config.tokens}"
+    reason = f"{items} tiles of {tile}{cut} in {waves} waves of {grid.pairs}; {limit} bounds them"
     fetched = items * 2 * grid.slice_stages * config.ctas * (step.weight_bytes + step.token_bytes)
     return PrefillChoice(config, grid.slices, cycles, fetched, reason)

@@ -1,7 +1,8 @@
 """What one prefill kernel is: a checked tile, and everything that follows from it.
 
-The kernel computes ``y[M, N] = x[M, K] @ W[K, N]`` with the operands swapped: a *tile* is ``128 * ctas`` columns of W
-(rows of the tensor-core instruction) by ``tokens`` rows of x (its columns). ``docs/prefill.md`` describes the design.
+The kernel computes ``y[M, N] = x[M, K] @ W[K, N]`` with the operands swapped: a *tile* is ``128 * ctas``
+columns of W (rows of the tensor-core instruction) by ``tokens`` rows of x (its columns).
+``docs/prefill.md`` describes the design.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ EPILOGUE_WARPS = 4
 EPILOGUE_TOKENS = 32
 EPILOGUE_BUFFERS = 2
 SHARED_LIMIT = 227 * 1024
-"""Bytes a CTA may have on every tcgen05 architecture (CUDA C++ Programming Guide, compute capabilities 10.x and 11.0)."""
+"""Bytes a CTA may have on every tcgen05 architecture (CUDA C++ Programming Guide, compute capabilities 10.x
+and 11.0)."""
 
 _OPERAND_COLUMNS = STEP_K // 2  # TMEM columns of 32 bits hold two 16-bit values
 _MAX_STAGES = 8
@@ -83,7 +85,8 @@ class PrefillConfig:
                 f"ctas={self.ctas}, home={self.home!r} and {self.scheme.bits}-bit weights need {need}.",
             )
 
-    # -- stages --------------------------------------------------------------------------------------------------
+    # -- stages
+    # --------------------------------------------------------------------------------------------------
 
     @property
     def accumulators(self) -> int:
@@ -131,11 +134,13 @@ class PrefillConfig:
     def _groups(self, stages: int) -> int:
         return 2 if stages % 2 == 0 and self.operand_stages % 4 == 0 else 1
 
-    # -- warps ---------------------------------------------------------------------------------------------------
+    # -- warps
+    # ---------------------------------------------------------------------------------------------------
 
     @property
     def transform_groups(self) -> int:
-        """Groups of four Transform warps; they take input stages in turn, so both rings hold whole rounds of them."""
+        """Groups of four Transform warps; they take input stages in turn, so both rings hold whole rounds
+        of them."""
         return self._groups(self.input_stages)
 
     @property
@@ -159,7 +164,8 @@ class PrefillConfig:
         """Threads of a CTA."""
         return 32 * (self.weight_warp + 3)
 
-    # -- shared memory -------------------------------------------------------------------------------------------
+    # -- shared memory
+    # -------------------------------------------------------------------------------------------
 
     @property
     def block_bytes(self) -> int:
@@ -222,18 +228,21 @@ class PrefillConfig:
         operand = self.operand_stages * self.operand_stage_bytes
         return stages * inputs + operand + self.output_bytes + 8 * barriers + 4
 
-    # -- numbers -------------------------------------------------------------------------------------------------
+    # -- numbers
+    # -------------------------------------------------------------------------------------------------
 
     @property
     def fold(self) -> int:
         """Dequantised weights are ``2**-fold`` times their values; the epilogue multiplies it back (exact).
 
-        bf16 weights without integer zero points are made by one fused multiply-add whose factor is the scale times
-        2**133. Folding 2**-32 into it admits scales below 2**27, and leaves those from 2**-94 exact.
+        bf16 weights without integer zero points are made by one fused multiply-add whose factor is the
+        scale times 2**133. Folding 2**-32 into it admits scales below 2**27, and leaves those from 2**-94
+        exact.
         """
         return 32 if self.scheme.dtype == "bfloat16" and self.scheme.zeros != "integer" else 0
 
-    # -- plain values --------------------------------------------------------------------------------------------
+    # -- plain values
+    # --------------------------------------------------------------------------------------------
 
     def for_scheme(self, scheme: Scheme) -> PrefillConfig:
         """The same tile for another scheme."""

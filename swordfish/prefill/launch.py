@@ -10,6 +10,7 @@ import torch
 from swordfish.errors import ArgumentError, ArgumentTypeError
 from swordfish.packed import PackedWeight
 from swordfish.prefill.config import EPILOGUE_TOKENS, STAGE_K, STEP_K, TILE_ROWS, PrefillConfig
+from swordfish.runtime.arguments import Argument
 from swordfish.runtime.cute import CuteSource
 from swordfish.runtime.device import DeviceProps
 from swordfish.runtime.launch import LaunchConfig
@@ -88,7 +89,8 @@ class Grid:
         return cls(row_tiles, token_tiles, band, k_stages, slice_stages, used, max(1, min(most, items)))
 
     def launch_config(self, config: PrefillConfig) -> LaunchConfig:
-        """The launch shape; ``programmatic``, since weights may be fetched before the previous kernel ends."""
+        """The launch shape; ``programmatic``, since weights may be fetched before the previous kernel
+        ends."""
         return LaunchConfig(
             grid=(self.pairs * config.ctas, 1, 1),
             block=(config.threads, 1, 1),
@@ -134,7 +136,7 @@ def arguments(
     w: PackedWeight,
     out: torch.Tensor | None,
     workspace: torch.Tensor | None,
-) -> list[object]:
+) -> list[Argument]:
     """Kernel arguments in order: five tensor maps, bias, workspace, seven int32.
 
     ``out`` is needed unless the kernel is one of partial sums; then ``workspace`` is, fp32 of

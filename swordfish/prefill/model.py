@@ -1,8 +1,10 @@
-"""A model of the kernel's time: cycles that each resource needs for one 64-deep step of one tile. Nothing is measured.
+"""A model of the kernel's time: cycles that each resource needs for one 64-deep step of one tile. Nothing
+is measured.
 
-Rates per SM and clock: 8,192 dense 16-bit floating-point operations, 128 bytes of shared memory, 4 issued warp
-instructions (CUDA C++ Programming Guide and CUTLASS documentation of tcgen05; Thor's data sheet gives the same rate
-per SM: 2,070 sparse fp4 TFLOP/s on 20 SMs at 1.575 GHz). Memory: data-sheet bandwidth over SMs and boost clock.
+Rates per SM and clock: 8,192 dense 16-bit floating-point operations, 128 bytes of shared memory, 4 issued
+warp instructions (CUDA C++ Programming Guide and CUTLASS documentation of tcgen05; Thor's data sheet gives
+the same rate per SM: 2,070 sparse fp4 TFLOP/s on 20 SMs at 1.575 GHz). Memory: data-sheet bandwidth over
+SMs and boost clock.
 """
 
 from __future__ import annotations
@@ -56,9 +58,9 @@ def transform_instructions(config: PrefillConfig) -> float:
 def step_cycles(config: PrefillConfig) -> StepCycles:
     """The model of one 64-deep step.
 
-    Shared memory carries what TMA writes, what the Transform reads (twice over: a warp reaches 32 of the 64 columns
-    of a block, so its vectors lie at twice their size and conflict in pairs), operand B as the MMA reads it, and with
-    operand A in shared memory 16 KB of ``stmatrix`` and 16 KB that the MMA reads.
+    Shared memory carries what TMA writes, what the Transform reads (twice over: a warp reaches 32 of the 64
+    columns of a block, so its vectors lie at twice their size and conflict in pairs), operand B as the MMA
+    reads it, and with operand A in shared memory 16 KB of ``stmatrix`` and 16 KB that the MMA reads.
     """
     packed = TILE_ROWS * STEP_K * config.scheme.bits / 8
     rows = config.row_kinds * config.scale_stage_bytes / 2

@@ -1,8 +1,9 @@
 """Packed words to 16-bit weights in registers: the arithmetic of each scheme.
 
-A 16-bit pair ``x`` that holds a masked code in bits 0-3, 4-7 or 0-7 is, read as bf16, the code times 2**-133 or 2**-129:
-subnormals and the first binade are linear. One fused multiply-add therefore converts, scales and subtracts the zero
-point with a single rounding. Codes of fp16 weights get the exponent of 1024 instead, since fp16 has too little range.
+A 16-bit pair ``x`` that holds a masked code in bits 0-3, 4-7 or 0-7 is, read as bf16, the code times
+2**-133 or 2**-129: subnormals and the first binade are linear. One fused multiply-add therefore converts,
+scales and subtracts the zero point with a single rounding. Codes of fp16 weights get the exponent of 1024
+instead, since fp16 has too little range.
 
 ==========  ===========  ====================================================================
 dtype       zeros        per register (two weights)
@@ -14,7 +15,8 @@ float16     none, int.   ``((1024 + q) - (1024 + z)) * s``: the difference is ex
 float16     offset       ``fma((1024 + q) - 1024, s, z)``
 ==========  ===========  ====================================================================
 
-The factor 2**-32 is :attr:`~swordfish.prefill.config.PrefillConfig.fold`. Codes in bits 4-7 take a factor of 1/16.
+The factor 2**-32 is :attr:`~swordfish.prefill.config.PrefillConfig.fold`. Codes in bits 4-7 take a factor
+of 1/16.
 """
 
 import struct

@@ -24,7 +24,8 @@ def store_output(
     warp: Int32,
     lane: Int32,
 ):
-    """Each warp takes its 32 weight columns, 32 tokens at a time: scale, add the bias, round, transpose, store by TMA."""
+    """Each warp takes its 32 weight columns, 32 tokens at a time: scale, add the bias, round, transpose,
+    store by TMA."""
     dtype = cutlass.BFloat16 if cutlass.const_expr(c.scheme.dtype == "bfloat16") else cutlass.Float16
     ring = shared.accumulators
     empty = prims.mapa(ring.empty.data_ptr(), LEADER)
@@ -81,7 +82,8 @@ def store_output(
 
 
 def finish(c, values, addends, half):
-    """``values * 2**fold + bias`` of one half of a warp's rows; register ``4 i + 2 b + o`` is of row ``16 half + 8 b``."""
+    """``values * 2**fold + bias`` of one half of a warp's rows; register ``4 i + 2 b + o`` is of row ``16
+    half + 8 b``."""
     factor = Float32(2.0**c.fold)
     results = []
     for i in range(EPILOGUE_TOKENS // 2):
@@ -109,7 +111,8 @@ def store_partial(
     warp: Int32,
     lane: Int32,
 ):
-    """fp32 sums of a slice of K to ``workspace[slice, token, column]``, padded to whole tiles; lane = weight column."""
+    """fp32 sums of a slice of K to ``workspace[slice, token, column]``, padded to whole tiles; lane =
+    weight column."""
     ring = shared.accumulators
     empty = prims.mapa(ring.empty.data_ptr(), LEADER)
     elected = prims.elect_sync()

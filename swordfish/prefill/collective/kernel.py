@@ -1,4 +1,5 @@
-"""The kernel: shared memory, start-up, and which warp plays which role. ``build`` is the entry of the compiler."""
+"""The kernel: shared memory, start-up, and which warp plays which role. ``build`` is the entry of the
+compiler."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -40,14 +41,14 @@ class Maps:
 class Shared:
     """Shared memory of a CTA: the stages of each ring and their barriers.
 
-    ============== ============ ==================== ================================== =====================
-    ring           stages       carries              filled by                          emptied by
-    ============== ============ ==================== ================================== =====================
-    ``weights``    input        words, scales, zeros TMA of this CTA                    4 warps of a group
-    ``tokens``     input        x                    paired TMA of both CTAs            MMA commit
-    ``operand``    operand      dequantised weights  4 Transform warps of each CTA      MMA commit
-    ``accumulators`` 1 or 2     TMEM columns         MMA commit                         4 epilogue warps per CTA
-    ============== ============ ==================== ================================== =====================
+    ================ ============ ==================== ============================ ========================
+    ring             stages       carries              filled by                    emptied by
+    ================ ============ ==================== ============================ ========================
+    ``weights``      input        words, scales, zeros TMA of this CTA              4 warps of a group
+    ``tokens``       input        x                    paired TMA of both CTAs      MMA commit
+    ``operand``      operand      dequantised weights  4 Transform warps per CTA    MMA commit
+    ``accumulators`` 1 or 2       TMEM columns         MMA commit                   4 epilogue warps per CTA
+    ================ ============ ==================== ============================ ========================
     """
 
     x: Any
@@ -162,13 +163,13 @@ def build(values: dict[str, Any], arch: str) -> tuple[Any, list[Any]]:
         schedule = Schedule(c, *shape, block & (c.ctas - 1), pair, pairs)
         tmem = start(c, shared, group, warp)
 
-        if warp == c.weight_warp:
+        if warp == c.weight_warp:  # noqa: SIM102 (only this warp may elect)
             if prims.elect_sync():
                 load_weights(c, shared, maps, schedule)
-        if warp == c.token_warp:
+        if warp == c.token_warp:  # noqa: SIM102 (only this warp may elect)
             if prims.elect_sync():
                 load_tokens(c, shared, maps, schedule)
-        if (warp == c.mma_warp) & (schedule.rank == 0):
+        if (warp == c.mma_warp) & (schedule.rank == 0):  # noqa: SIM102
             if prims.elect_sync():
                 multiply(c, shared, schedule, tmem)
         if (warp >= c.first_transform_warp) & (warp < c.weight_warp):

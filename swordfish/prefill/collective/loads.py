@@ -6,7 +6,7 @@ from cutlass import Int32
 from cutlass.experimental import primitives as prims
 
 from swordfish.prefill.collective.rings import advance, wait
-from swordfish.prefill.config import STAGE_K, STEP_K, TILE_ROWS
+from swordfish.prefill.config import STAGE_K, STEP_K
 
 
 @cute.jit
@@ -44,8 +44,8 @@ def load_tokens(
 ):
     """This CTA's half of the tokens, under the 128-byte swizzle. Both halves arrive on the leader's barrier.
 
-    A pair needs the paired load: a load of one CTA signals its own barrier, and the leader waits for ever for the
-    bytes of its peer, or multiplies by what has not yet arrived.
+    A pair needs the paired load: a load of one CTA signals its own barrier, and the leader waits for ever
+    for the bytes of its peer, or multiplies by what has not yet arrived.
     """
     ring = shared.tokens
     prims.griddepcontrol(prims.GridDepAction.WAIT)  # the tokens may come from the previous kernel

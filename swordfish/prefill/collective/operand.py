@@ -1,7 +1,8 @@
 """The two homes of operand A. They differ in how a warp stores a fragment and in the fence that publishes it.
 
-A fragment is 16 rows by 16 k: registers ``(h0, c) (h0, c + 8) (h1, c) (h1, c + 8)`` of lane ``4c + t``, k octet h and
-column pair t. That is both a ``tcgen05.st.16x128b`` of two columns groups and an ``stmatrix.x4`` of four 8 x 8 matrices.
+A fragment is 16 rows by 16 k: registers ``(h0, c) (h0, c + 8) (h1, c) (h1, c + 8)`` of lane ``4c + t``, k
+octet h and column pair t. That is both a ``tcgen05.st.16x128b`` of two columns groups and an
+``stmatrix.x4`` of four 8 x 8 matrices.
 """
 
 from dataclasses import dataclass
@@ -77,10 +78,11 @@ class SharedOperand:
 
 
 def prove_layout(c):
-    """Check the addresses of :class:`SharedOperand` against CuTe's layout of a K-major operand, while tracing.
+    """Check the addresses of :class:`SharedOperand` against CuTe's layout of a K-major operand, while
+    tracing.
 
-    CuTe writes that layout as a swizzle flagged to act on bytes behind a layout of elements; it is applied here as the
-    hardware does, to the byte offset.
+    CuTe writes that layout as a swizzle flagged to act on bytes behind a layout of elements; it is applied
+    here as the hardware does, to the byte offset.
     """
     dtype = cutlass.BFloat16 if c.scheme.dtype == "bfloat16" else cutlass.Float16
     atom = tcgen05.make_smem_layout_atom(tcgen05.SmemLayoutAtomKind.K_SW128, dtype)

@@ -56,8 +56,8 @@ def advance(stage, parity, stages):
 def arrive_leader(barrier):
     """Arrive on a barrier of the pair's leader, given its cluster address.
 
-    The scope is spelled out: the default for a cluster address is release.cluster, a MEMBAR.ALL.GPU in the loop.
-    What the arrival publishes was ordered before it by a tcgen05 or proxy fence.
+    The scope is spelled out: the default for a cluster address is release.cluster, a MEMBAR.ALL.GPU in the
+    loop. What the arrival publishes was ordered before it by a tcgen05 or proxy fence.
     """
     prims.mbarrier_arrive(barrier, scope=prims.MemScope.CTA)
 

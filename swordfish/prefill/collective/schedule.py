@@ -14,8 +14,8 @@ from swordfish.prefill.config import TILE_ROWS
 class Schedule:
     """Work items of one CTA pair (or of one CTA): ``first, first + step, ...`` below ``items``.
 
-    An item is a tile and a slice of K. Within a band of ``band`` token tiles the token tile runs fastest, so that a
-    band's tokens stay in L2 while each weight is read from memory once per band.
+    An item is a tile and a slice of K. Within a band of ``band`` token tiles the token tile runs fastest,
+    so that a band's tokens stay in L2 while each weight is read from memory once per band.
     """
 
     config: Any

@@ -53,10 +53,12 @@ class Sources:
         return (self.words + at).load(count=self.vector, alignment=4 * self.vector)
 
     def load_rows(self, c, stage, kind, group):
-        """The scales (kind 0) or zero points (1) of the lane's rows ``c + 8 r``, r = 0 to 3, each in both halves.
+        """The scales (kind 0) or zero points (1) of the lane's rows ``c + 8 r``, r = 0 to 3, each in both
+        halves.
 
-        A transposing ``ldmatrix.x4`` hands lane ``4c + t`` column c of rows 2t and 2t + 1 of each matrix. All eight
-        rows of matrix r are given the same address, that of octet r, so that both halves are the value wanted.
+        A transposing ``ldmatrix.x4`` hands lane ``4c + t`` column c of rows 2t and 2t + 1 of each matrix.
+        All eight rows of matrix r are given the same address, that of octet r, so that both halves are the
+        value wanted.
         """
         at = stage * self.row_elements(c) + kind * (c.scale_stage_bytes // 2) + group * TILE_ROWS
         found = prims.ldmatrix(self.rows + at, 4, prims.MMALayout.COL)
@@ -74,7 +76,8 @@ def transform(
 ):
     """All stages of this CTA that belong to the warp's group.
 
-    The loop body is one turn of the rings, so that every stage is a constant; only one bit, ``turns``, alternates.
+    The loop body is one turn of the rings, so that every stage is a constant; only one bit, ``turns``,
+    alternates.
     """
     quarter = warp & 3  # of the tile's 128 rows, and of TMEM's lanes
     group = (warp - c.first_transform_warp) >> 2
@@ -116,7 +119,8 @@ class GroupRings:
 
 
 def parity(unit, stages, turn, turns):
-    """Parity of the phase that unit ``unit`` of a turn finds in a ring of ``stages`` (both in the same units)."""
+    """Parity of the phase that unit ``unit`` of a turn finds in a ring of ``stages`` (both in the same
+    units)."""
     wraps = unit // stages
     return Int32(wraps & 1) if turn // stages % 2 == 0 else turns ^ (wraps & 1)
 
@@ -151,7 +155,8 @@ def transform_stage(
         slot = 2 * (unit % pairs) + step
         wait(rings.operand_empty.subview(slot), parity(unit, pairs, c.turn, turns) ^ 1)
         operand.acquire()
-        # Made where they are first used: any earlier, and ptxas copies them out of the way of the stores' registers.
+        # Made where they are first used: any earlier, and ptxas copies them out of the way of the stores'
+        # registers.
         for kinds in rows[len(constants) : max(1, (step + 1) * c.groups_per_stage // 2)]:
             constants.append([values.constants(kinds[0][r], kinds[-1][r]) for r in range(4)])
         for half in cutlass.range_constexpr(2):
