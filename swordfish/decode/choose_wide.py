@@ -48,7 +48,7 @@ class _Cut:
 def choose_wide(m: int, n: int, k: int, scheme: Scheme, props: DeviceProps) -> tuple[WideConfig, str]:
     """The configuration for ``m`` rows (1 to 128) of a ``[k, n]`` weight (``k`` in packed rows), and why.
 
-    A configuration with fewer tokens than ``m`` (offset weights without wgmma) is launched repeatedly.
+    A configuration with fewer tokens than ``m`` (of an offset weight) is launched repeatedly.
 
     Raises:
         ArgumentError: ``m`` is out of range.
@@ -57,15 +57,15 @@ def choose_wide(m: int, n: int, k: int, scheme: Scheme, props: DeviceProps) -> t
         raise ArgumentError("m", m, f"1 to {MAX_TOKENS}")
     columns = -(-n // 64)
     wgmma = props.arch == "sm_90a"
-    # Offsets need the sums of the tokens as well; beyond 64 tokens mma.sync has no registers for them.
-    most = MAX_TOKENS if wgmma or scheme.zeros != "offset" else 64
+    # Offsets need the sums of the tokens as well, and registers for them are there up to 64 tokens.
+    most = 64 if scheme.zeros == "offset" else MAX_TOKENS
     tokens = next(t for t in TOKEN_BUCKETS if t >= min(m, most))
     if not wgmma:
         wanted, reason = _mma(tokens, scheme)
     elif columns >= 2 * props.sm_count:
-        wanted, reason = _many_columns(tokens, columns, scheme, props)
+        wanted, reason = _many_columns(tokens, columns, props)
     else:
-        wanted, reason = _few_columns(tokens, columns, columns * k * 64, scheme)
+        wanted, reason = _few_columns(tokens, columns * k * 64)
     # Narrow CTAs always fit.
     for cut in (wanted, replace(wanted, stage_k=128), _Cut(1, 1, 128, 1, 4)):
         split = _split(cut, columns, k, props)
@@ -75,7 +75,7 @@ def choose_wide(m: int, n: int, k: int, scheme: Scheme, props: DeviceProps) -> t
     raise ArgumentError("scheme", scheme, "a scheme whose stages fit in shared memory")
 
 
-def _many_columns(tokens: int, columns: int, scheme: Scheme, props: DeviceProps) -> tuple[_Cut, str]:
+def _many_columns(tokens: int, columns: int, props: DeviceProps) -> tuple[_Cut, str]:
     """Enough columns for every SM: K is not split."""
     one_wave = columns <= 4 * props.sm_count  # 128 columns a CTA, two CTAs on an SM
     if tokens <= 32:
@@ -94,13 +94,11 @@ def _many_columns(tokens: int, columns: int, scheme: Scheme, props: DeviceProps)
         # 25.8 and 92.9 at M = 48 with 2x2, 108.1 at M = 64 on 8192 x 57344 with 1x4 (2x2: 115).
         cut = _Cut(2, 2, 256, 1, 3) if tokens <= 48 else _Cut(1, 4, 256, 1, 3)
         return cut, "256 share their tokens"
-    if scheme.zeros == "offset":
-        return _Cut(1, 2, 128, 1, 4), "128 share their tokens; offsets need two sets of sums"
     # 49.2 and 190 at M = 128; with two sets of sums 128 columns are all that fits: 53.7 and 216.
     return _Cut(2, 2, 256, 1, 2, in_place=True), "256 share their tokens, one set of sums"
 
 
-def _few_columns(tokens: int, columns: int, weights: int, scheme: Scheme) -> tuple[_Cut, str]:
+def _few_columns(tokens: int, weights: int) -> tuple[_Cut, str]:
     """K is split over clusters so that every SM has work."""
     if tokens <= 16 and weights < SMALL_WEIGHTS:
         # 5.0 and 6.2 on 4096 x 4096 and x 6144; 256 columns a CTA 5.6 and 7.5. The room for a second CTA lets
@@ -146,7 +144,7 @@ def _fit(
 ) -> WideConfig | None:
     """The cut with as many slots as it wants or memory holds; exchanged sums beside the ring if they fit."""
     room = min(props.smem_per_cta, props.smem_per_sm // cut.ctas - props.smem_reserved)
-    in_place = cut.in_place and scheme.zeros != "offset" and scheme.group_size != CHANNELWISE
+    in_place = cut.in_place and scheme.group_size != CHANNELWISE
     whole = scheme.group_size != CHANNELWISE and cut.stage_k % scheme.group_size == 0
     base = WideConfig(
         tokens,
