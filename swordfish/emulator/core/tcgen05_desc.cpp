@@ -15,7 +15,8 @@ std::string check_shape(const InstrDesc& d, Kind kind, int group, bool ws) {
   const int step = ws ? 64 : group == 2 ? (d.m == 256 ? 16 : 32) : d.m == 64 ? 8 : 16;
   if (d.n < step || d.n > 256 || d.n % step || (ws && d.n != 64 && d.n != 128 && d.n != 256))
     return shape + ": N must be a multiple of " + std::to_string(step) + " up to 256";
-  const int types = kind == Kind::F16 ? 2 : kind == Kind::TF32 ? 3 : kind == Kind::F8F6F4 ? 6 : 2;
+  if (kind == Kind::F8F6F4 && (d.a_type > 1 || d.b_type > 1)) return "6- and 4-bit operand types are not modelled";
+  const int types = kind == Kind::TF32 ? 3 : 2;
   if (d.a_type >= types || d.b_type >= types || (kind == Kind::TF32 && (d.a_type != 2 || d.b_type != 2)))
     return "operand types " + std::to_string(d.a_type) + " and " + std::to_string(d.b_type) + " do not exist for this kind";
   if (d.d_type != (kind == Kind::I8 ? 2 : 1) && !(d.d_type == 0 && (kind == Kind::F16 || kind == Kind::F8F6F4)))
@@ -54,16 +55,15 @@ bool read_operand(Machine& m, Cta& cta, const Actor& a, uint64_t bits, bool mn_m
   return true;
 }
 
-// A small float format: sign, `e` exponent bits, `f` fraction bits. E5M2 has infinities, E4M3 one NaN pattern.
-static float small_float(uint32_t v, int e, int f, bool e4m3, bool e5m2) {
-  const uint32_t frac = v & ((1u << f) - 1), exp = v >> f & ((1u << e) - 1), sign = v >> (e + f) & 1;
-  const int bias = (1 << (e - 1)) - 1;
+// E4M3 (no infinity, one NaN pattern) and E5M2 (as IEEE).
+static float float8(uint32_t v, bool e5m2) {
+  const int f = e5m2 ? 2 : 3, exps = e5m2 ? 31 : 15, bias = e5m2 ? 15 : 7;
+  const int frac = int(v & ((1u << f) - 1)), exp = int(v >> f) & exps;
   float x;
-  if (e4m3 && exp == 15 && frac == 7) x = NAN;
-  else if (e5m2 && exp == 31) x = frac ? NAN : INFINITY;
+  if (exp == exps && (e5m2 || frac == 7)) x = e5m2 && !frac ? INFINITY : NAN;
   else if (exp == 0) x = std::ldexp(float(frac), 1 - bias - f);
-  else x = std::ldexp(float(frac + (1u << f)), int(exp) - bias - f);
-  return sign ? -x : x;
+  else x = std::ldexp(float(frac + (1 << f)), exp - bias - f);
+  return v >> 7 & 1 ? -x : x;
 }
 
 static float half(uint16_t h) {
@@ -82,7 +82,6 @@ static float half(uint16_t h) {
 }
 
 void to_float(const uint8_t* in, int count, Kind kind, int type, bool negate, float* out) {
-  static const struct { int e, f; } SMALL[5] = {{4, 3}, {5, 2}, {2, 3}, {3, 2}, {2, 1}};
   for (int k = 0; k < count; ++k) {
     uint32_t w = 0;
     std::memcpy(&w, in + k * elem_bytes(kind), size_t(elem_bytes(kind)));
@@ -91,7 +90,7 @@ void to_float(const uint8_t* in, int count, Kind kind, int type, bool negate, fl
     else if (kind == Kind::F16) w <<= 16, std::memcpy(&x, &w, 4);
     else if (kind == Kind::TF32) w &= 0xffffe000u, std::memcpy(&x, &w, 4);
     else if (kind == Kind::I8) x = type ? float(int8_t(w)) : float(uint8_t(w));
-    else x = small_float(type == 4 ? w & 15 : type >= 2 ? w & 63 : w, SMALL[type].e, SMALL[type].f, type == 0, type == 1);
+    else x = float8(w, type == 1);
     out[k] = negate ? -x : x;
   }
 }
