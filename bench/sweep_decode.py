@@ -1,11 +1,12 @@
 """What a sweep of one decode kernel works with: cold weights, tokens, a check and a time.
 
-`swordfish tune --dry-run --top 10 --report FILE` sweeps the kernels that dispatch knows; this is for a sweep of
-configurations of one's own, such as `bench.tune_decode_wide`.
+`swordfish tune --dry-run --top 10 --report FILE` sweeps the kernels that dispatch knows; this is for a sweep
+of configurations of one's own, such as `bench.tune_decode_wide`.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -24,7 +25,8 @@ Call = Callable[[int], torch.Tensor]
 
 
 class Operands:
-    """Random packed weights in `words`, `scales` and `zeros`, enough copies to find each one cold; `x`, `out`."""
+    """Random packed weights in `words`, `scales` and `zeros`, enough copies to find each one cold, tokens `x`
+    and room for a result `out`."""
 
     def __init__(self, scheme: Scheme, m: int, k: int, n: int) -> None:
         device = torch.device("cuda", torch.cuda.current_device())
@@ -51,5 +53,6 @@ class Operands:
     def time(self, call: Call) -> float:
         """Median microseconds of a launch over replays of a graph that walks over all copies."""
         backend = CudaBackend()
-        graph = Graph(backend, [lambda i=i: call(i) for i in range(self.count)], self.launches)
+        calls = [functools.partial(call, i) for i in range(self.count)]
+        graph = Graph(backend, calls, self.launches)
         return medians(backend, [graph], ROUNDS)[0]

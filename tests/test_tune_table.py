@@ -202,14 +202,15 @@ def test_the_file_is_read_once_a_process(monkeypatch: pytest.MonkeyPatch) -> Non
         reads.append(props)
         return load(props)
 
-    monkeypatch.setattr(Table, "load", counted)
-    for n in (4096, 4160, 4224):
-        dispatch.plan(1, n, 4096, INT4, HOPPER)
+    with monkeypatch.context() as patch:
+        patch.setattr(Table, "load", counted)
+        for n in (4096, 4160, 4224):
+            dispatch.plan(1, n, 4096, INT4, HOPPER)
     assert reads == [HOPPER]
-    monkeypatch.undo()
     saved()
     assert dispatch.plan(1, 4096, 4096, INT4, HOPPER).config == DEFAULT
     dispatch.forget_plans()
+    assert dispatch.plan(1, 4096, 4096, INT4, HOPPER).config == TUNED
 
 
 def test_padded_rows_do_not_gather() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -85,11 +86,7 @@ class CudaTrial:
 
     def time(self, configs: Sequence[Any]) -> list[float]:
         graphs = [
-            Graph(
-                self.backend,
-                [lambda c=c, w=w: self._launch(c, w) for w in self.weights],  # type: ignore[misc]
-                self.launches,
-            )
+            Graph(self.backend, [partial(self._launch, c, w) for w in self.weights], self.launches)
             for c in configs
         ]
         if not self._warm:
