@@ -1,0 +1,66 @@
+"""The rules of the wide kernel: what they choose always fits, and says why."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from swordfish.decode.choose_wide import MAX_TOKENS, TOKEN_BUCKETS, choose_wide
+from swordfish.errors import ArgumentError
+from swordfish.runtime import DeviceProps
+from swordfish.scheme import Scheme
+
+ARCHS = ("sm_90a", "sm_100a", "sm_103a", "sm_110a")
+SCHEMES = [
+    Scheme(bits, group, "bfloat16", zeros)
+    for bits, group, zeros in itertools.product((4, 8), (32, 96, 128, -1), ("none", "integer", "offset"))
+]
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_every_choice_fits(arch: str, scheme: Scheme) -> None:
+    props = DeviceProps.for_target(arch)
+    for m, n, k in itertools.product(
+        (1, 16, 17, 33, 64, 65, 96, 128), (8, 200, 4096, 57344), (64, 320, 28672)
+    ):
+        config, reason = choose_wide(m, n, k, scheme, props)
+        config.check(scheme, k, props)
+        launch = config.launch_config(scheme, min(m, config.tokens), k, n)
+        room = props.smem_per_sm // config.min_ctas - props.smem_reserved
+        assert launch.shared_bytes <= min(room, props.smem_per_cta)
+        assert config.threads * config.min_ctas <= 2048 and config.registers >= 96
+        assert config.wgmma == (arch == "sm_90a")
+        assert config.tokens >= min(m, 64) and reason
+
+
+@pytest.mark.parametrize("m", range(1, MAX_TOKENS + 1))
+def test_smallest_bucket(m: int) -> None:
+    config, _ = choose_wide(m, 4096, 4096, Scheme(4, 128, "bfloat16"), DeviceProps.for_target("sm_90a"))
+    assert config.tokens == min(t for t in TOKEN_BUCKETS if t >= m)
+
+
+@pytest.mark.parametrize("m", [0, 129])
+def test_rows_out_of_range(m: int) -> None:
+    with pytest.raises(ArgumentError, match=f"m={m}"):
+        choose_wide(m, 4096, 4096, Scheme(4, 128, "bfloat16"), DeviceProps.for_target("sm_90a"))
+
+
+def test_clusters_leave_room_for_uneven_gpcs() -> None:
+    props = DeviceProps.for_target("sm_90a")
+    for m, n in itertools.product((16, 32, 64, 128), range(64, 32768, 192)):
+        config, _ = choose_wide(m, n, 8192, Scheme(4, 128, "bfloat16"), props)
+        ctas = -(-n // config.columns) * config.split
+        places = props.sm_count * config.min_ctas
+        if config.split > 2:
+            assert ctas * 4 <= places * 3
+        elif config.split == 2:
+            assert ctas <= places
+
+
+def test_few_sms_do_not_split_what_fills_them() -> None:
+    props = replace(DeviceProps.for_target("sm_110a"), sm_count=20)
+    config, _ = choose_wide(32, 8192, 4096, Scheme(4, 128, "bfloat16"), props)
+    assert config.split == 1
