@@ -31,7 +31,7 @@ from swordfish.scheme import Scheme
 
 BUCKETS = (16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256)
 GPCS = (18, 18, 18, 18, 18, 16, 16, 10)
-"""SMs of each GPC, inferred from how many clusters of 2, 4 and 8 CTAs an H200 runs at one CTA per SM (66, 30, 15)."""
+"""SMs of each GPC, inferred from the clusters of 2, 4 and 8 CTAs that ran together (66, 30, 15)."""
 PATIENCE = 8.0
 START = 60.0
 
@@ -59,9 +59,9 @@ def clusters_that_fit(split: int, ctas: int) -> int:
 
 
 def estimate(config: WideConfig, k: int, n: int, bits: int, sms: int) -> float:
-    """Microseconds by a crude model: the slowest of DRAM, L2 and the busiest SM, and what starting and splitting cost.
+    """Microseconds by a crude model: the slowest of DRAM, L2 and the busiest SM, and the cost of splitting.
 
-    The hardware fills an SM before it goes to the next one, so an SM works for as many CTAs as it has room for.
+    An SM is taken to be filled before the next one, so it works for as many CTAs as it has room for.
     """
     columns = -(-n // config.columns)
     ctas = columns * config.split

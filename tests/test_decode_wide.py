@@ -1,4 +1,4 @@
-"""The wide decode kernel on the emulator: every scheme, both tensor-core back ends, tails, splits, and its configuration."""
+"""The wide decode kernel on the emulator: schemes, both back ends, tails, splits, configuration."""
 
 from __future__ import annotations
 
