@@ -31,7 +31,7 @@ from swordfish.scheme import Scheme
 
 BUCKETS = (16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256)
 GPCS = (18, 18, 18, 18, 18, 16, 16, 10)
-"""SMs of each GPC, inferred from the clusters of 2, 4 and 8 CTAs that ran together (66, 30, 15)."""
+"""SMs of each GPC, inferred from the clusters of 2, 4 and 8 CTAs that ran together: 66, 30, 15."""
 PATIENCE = 8.0
 START = 60.0
 

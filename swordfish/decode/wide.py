@@ -101,7 +101,7 @@ class WideConfig:
 
     @property
     def batches(self) -> int:
-        """Batches of a stage, at least: four k16 steps of one tile each, two where a scale serves only 32 k."""
+        """Batches of a stage, at least: four k16 steps of one tile each (two with a scale for every 32 k)."""
         return max(1, self.tiles * self.stage_k // 64)
 
     @property
@@ -205,8 +205,8 @@ class WideConfig:
         bias: torch.Tensor | None,
         out: torch.Tensor,
     ) -> tuple[Argument, ...]:
-        """Kernel arguments, in order. ``x`` and ``out`` are 2-D with unit inner stride; rows of ``x`` are
-        16-byte aligned, in packed order and padded to blocks of 64; rows of ``out`` are 4-byte aligned if N is
+        """Kernel arguments, in order. ``x`` and ``out`` are 2-D with unit inner stride. Rows of ``x`` are
+        16-byte aligned, in packed order and padded to blocks of 64; rows of ``out`` 4-byte aligned if N is
         even."""
         blocks, depth = self.columns // 64, self.stage_k // 64
         scale_map = _map(scales, _rows, blocks, self.scale_rows)
