@@ -48,7 +48,9 @@ class Scheme:
         if self.bits not in (4, 8) or isinstance(self.bits, bool):
             raise ArgumentError("bits", self.bits, "4 or 8")
         if self.group_size != CHANNELWISE and (self.group_size < 32 or self.group_size % 32):
-            raise ArgumentError("group_size", self.group_size, "-1 (channelwise) or a positive multiple of 32")
+            raise ArgumentError(
+                "group_size", self.group_size, "-1 (channelwise) or a positive multiple of 32"
+            )
         if self.dtype not in DTYPES:
             raise ArgumentTypeError("dtype", self.dtype, "torch.float16 or torch.bfloat16")
         if self.zeros not in ("none", "integer", "offset"):
