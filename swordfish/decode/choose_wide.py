@@ -57,8 +57,9 @@ def choose_wide(m: int, n: int, k: int, scheme: Scheme, props: DeviceProps) -> t
         raise ArgumentError("m", m, f"1 to {MAX_TOKENS}")
     columns = -(-n // 64)
     wgmma = props.arch == "sm_90a"
-    # Offsets need the sums of the tokens as well, and registers for them are there up to 64 tokens.
-    most = 64 if scheme.zeros == "offset" else MAX_TOKENS
+    # Offsets need the sums of the tokens as well, and registers for them are there up to 64 tokens; so it is
+    # with the two sets of sums of int8 and mma.sync (128 tokens spill 268 bytes).
+    most = 64 if scheme.zeros == "offset" or (scheme.bits == 8 and not wgmma) else MAX_TOKENS
     tokens = next(t for t in TOKEN_BUCKETS if t >= min(m, most))
     if not wgmma:
         wanted, reason = _mma(tokens, scheme)
@@ -117,10 +118,14 @@ def _few_columns(tokens: int, weights: int) -> tuple[_Cut, str]:
 
 
 def _mma(tokens: int, scheme: Scheme) -> tuple[_Cut, str]:
-    """mma.sync: not timed; the largest cuts that the compiler builds without spills."""
+    """mma.sync: not timed; the largest cuts that the compiler builds without spills.
+
+    Two sets of sums throughout: one set in place is rescaled by a quotient of scales, which can move a
+    result by one unit in the last place where the exact one lies half-way between two.
+    """
     if tokens <= 48 or (tokens <= 64 and scheme.zeros != "offset"):
         return _Cut(2, 1, 128, 2, 4), "two tiles share token fragments"
-    return _Cut(1, 2, 128, 1, 4, in_place=tokens > 64), "128 share their tokens"
+    return _Cut(1, 2, 128, 1, 4), "128 share their tokens"
 
 
 def _split(cut: _Cut, columns: int, k: int, props: DeviceProps) -> int:

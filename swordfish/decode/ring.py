@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 import torch
 
+from swordfish.decode.defines import scheme_defines
 from swordfish.errors import ArgumentError
 from swordfish.runtime.arguments import Argument
 from swordfish.runtime.device import DeviceProps
@@ -23,8 +24,6 @@ MAX_ROWS = 16
 
 MAX_SPLIT = 8
 """CTAs of a cluster, at most: the portable cluster size."""
-
-_ZERO_KINDS = {"none": 0, "integer": 1, "offset": 2}
 
 
 def _ceil_div(a: int, b: int) -> int:
@@ -123,14 +122,9 @@ class RingConfig:
         return assemble(
             "swordfish/decode/device/ring.cu",
             "decode_ring",
-            {
-                "SF_BITS": scheme.bits,
-                "SF_BF16": int(scheme.dtype == "bfloat16"),
-                "SF_ZEROS": _ZERO_KINDS[scheme.zeros],
+            scheme_defines(scheme, k, n, bias=bias)
+            | {
                 "SF_GROUP": _group(scheme, k),
-                "SF_K": k,
-                "SF_N": n,
-                "SF_BIAS": int(bias),
                 "SF_ROWS": self.rows,
                 "SF_COLS": self.cols,
                 "SF_UNIT": self.unit,

@@ -9,6 +9,7 @@ from math import gcd
 import numpy as np
 import torch
 
+from swordfish.decode.defines import scheme_defines
 from swordfish.errors import ArgumentError
 from swordfish.runtime.arguments import Argument
 from swordfish.runtime.device import DeviceProps
@@ -23,7 +24,6 @@ _REGISTER_FILE = 65536
 _ENCODED_KEPT = 4096
 _encoded: dict[tuple[object, ...], bytes] = {}
 """Tensor maps by everything they depend on: encoding one costs tens of microseconds, a launch needs four."""
-_ZERO_KINDS = {"none": 0, "integer": 1, "offset": 2}
 
 
 @dataclass(frozen=True)
@@ -153,14 +153,8 @@ class WideConfig:
 
     def source(self, scheme: Scheme, k: int, n: int, *, bias: bool) -> KernelSource:
         """The kernel for weights of shape ``[k, n]``; with act-order, x comes with permuted columns."""
-        defines: dict[str, int | str] = {
-            "SF_BF16": int(scheme.dtype == "bfloat16"),
-            "SF_BITS": scheme.bits,
-            "SF_ZEROS": _ZERO_KINDS[scheme.zeros],
+        defines = scheme_defines(scheme, k, n, bias=bias) | {
             "SF_GROUP": 0 if scheme.group_size == CHANNELWISE else scheme.group_size,
-            "SF_BIAS": int(bias),
-            "SF_K": k,
-            "SF_N": n,
             "SF_TOKENS": self.tokens,
             "SF_TILES": self.tiles,
             "SF_WARPGROUPS": self.warpgroups,
