@@ -11,12 +11,13 @@ import torch
 import swordfish as sf
 from swordfish.errors import ArgumentError, ArgumentTypeError
 from swordfish.layouts.swizzle import k_major_128b
+from swordfish.prefill import sources_for
 from swordfish.prefill.choose import choose_prefill, unsupported
 from swordfish.prefill.collective.addresses import prove_store
 from swordfish.prefill.config import GROUP_SIZES, SHARED_LIMIT, TMEM_COLUMNS, PrefillConfig
-from swordfish.prefill.launch import Grid, check_operands
+from swordfish.prefill.launch import Grid, check_operands, source
 from swordfish.prefill.model import step_cycles
-from swordfish.runtime import DeviceProps
+from swordfish.runtime import CuteSource, DeviceProps
 from swordfish.scheme import Scheme
 from tests.backends import quantised
 
@@ -185,6 +186,19 @@ def test_unsupported_shapes_say_why() -> None:
         choose_prefill(512, 4096, 4096, Scheme(4, 96, "bfloat16"), B200)
     with pytest.raises(ArgumentError, match="m=0"):
         choose_prefill(0, 4096, 4096, BASE, B200)
+
+
+def test_ahead_of_time_builds_cover_every_choice() -> None:
+    built = {
+        src.identity()["config"] for src in sources_for(BASE, 4096, 4096, B200) if isinstance(src, CuteSource)
+    }
+    assert 3 <= len(built) <= 12
+    for m in (1, 31, 100, 517, 1000, 2049, 5000, 8192):
+        assert source(choose_prefill(m, 4096, 4096, BASE, B200).config).identity()["config"] in built
+    assert any("reduce" in str(src) for src in sources_for(BASE, 14336, 4096, B200)), (
+        "split-K needs its second kernel"
+    )
+    assert sources_for(BASE, 4096, 100, B200) == []
 
 
 def test_model_says_where_the_shared_memory_home_loses() -> None:
