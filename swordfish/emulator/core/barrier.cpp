@@ -237,6 +237,10 @@ SF_OP("mbarrier.init") {   // o[0]: address (64 bit), o[1]: count
     const Actor a = c.actor(i, l);
     if (count < 1 || count > 1048575) c.m.finding("mbarrier", "init with count " + std::to_string(count), a, &c.cta, addr);
     if (addr % 8) c.m.finding("misaligned", "mbarrier at " + hex(addr), a, &c.cta, addr);
+    if (Cta* owner = c.m.shared_owner(c.cta, addr)) {   // initialising it again is no ordinary write
+      const auto old = owner->mbar.find(addr & 0xffffff);
+      if (old != owner->mbar.end()) old->second.live = false;
+    }
     uint8_t* p = c.m.shared(c.cta, addr, 8, WRITE, a);
     if (!p) return;
     std::memset(p, 0, 8);
