@@ -39,6 +39,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 def test_cute_kernels_become_ordinary_artifacts(directory: Path) -> None:
     requests = [(source(), "sm_100a"), (source(threads=64), "sm_110a")]
+    before = set(sys.modules)  # other tests of this process may have imported the DSL
     for artifact, (_, arch), threads in zip(
         compile_many(requests, workers=1), requests, (128, 64), strict=True
     ):
@@ -49,7 +50,7 @@ def test_cute_kernels_become_ordinary_artifacts(directory: Path) -> None:
         assert metadata.spill_bytes == 0 and 0 < metadata.registers < 64
         assert metadata.toolchain["nvidia-cutlass-dsl"] != "none"
     assert default_cache().info().entries == 2 and _idle == []
-    assert "cutlass" not in sys.modules, "only the worker holds the DSL"
+    assert "cutlass" not in set(sys.modules) - before, "only the worker imports the DSL"
     assert list(directory.glob("*.ptx")) == [] and list(Path.cwd().glob("*.cubin")) == []
     assert get_artifact(*requests[0]).metadata.dynamic_shared_bytes == 512
 
