@@ -179,7 +179,9 @@ SF_OP("ldmatrix.b8") {
       }
   return Flow::Next;
 }
-SF_OP("stmatrix.b8") {   // m16n8, transposed: 8 columns of 16 bytes; one register a matrix
+// m16n8, transposed: 8 columns of 16 bytes. The register of a lane holds columns 2 (lane % 4) and one more of row lane / 4,
+// then the same of row lane / 4 + 8 (the accumulator fragment of tcgen05.ld.16x256b, as NVIDIA's example uses it).
+SF_OP("stmatrix.b8") {
   const int n = i.m[0];
   uint8_t* p[32];
   uint32_t at[32];
@@ -187,7 +189,7 @@ SF_OP("stmatrix.b8") {   // m16n8, transposed: 8 columns of 16 bytes; one regist
   matrix_wavefronts(c, i, at, 8 * n);
   for (int k = 0; k < n; ++k)
     for (int l = 0; l < LANES; ++l)
-      for (int b = 0; b < 4; ++b) p[8 * k + l / 4][4 * (l % 4) + b] = uint8_t(c.r32(i.o[1 + k])[l] >> (8 * b));
+      for (int b = 0; b < 4; ++b) p[8 * k + 2 * (l % 4) + (b & 1)][l / 4 + 8 * (b >> 1)] = uint8_t(c.r32(i.o[1 + k])[l] >> (8 * b));
   ++c.m.progress;
   return Flow::Next;
 }
