@@ -11,7 +11,7 @@ _ZERO_KINDS = {"none": 0, "integer": 1, "offset": 2}
 
 
 def scheme_defines(scheme: Scheme, k: int, n: int, *, bias: bool) -> dict[str, int | str]:
-    """``SF_BITS``, ``SF_BF16``, ``SF_ZEROS``, ``SF_K``, ``SF_N``, ``SF_BIAS``; groups are up to the kernel."""
+    """``SF_BITS``, ``SF_BF16``, ``SF_ZEROS``, ``SF_K``, ``SF_N``, ``SF_BIAS``; no groups."""
     return {
         "SF_BITS": scheme.bits,
         "SF_BF16": int(scheme.dtype == "bfloat16"),
