@@ -25,7 +25,7 @@ ret;
 }
 """
 
-# Dropping these changes nothing that the kernel relies on (of the fences: some); docs/emulator.md has the reasons.
+# Dropping these changes nothing that the kernel relies on (of the fences: some); docs/emulator.md says why.
 HARMLESS = re.compile(r"^(tcgen05\.relinquish_alloc_permit|tcgen05\.fence|bar\.warp\.sync)")
 
 

@@ -1,8 +1,8 @@
 """The emulated decode kernels against results recorded on an H200: equal bits.
 
-Each case runs the configuration that the H200 ran, so the order of every sum is the same; for Blackwell that holds up
-to 8 rows, where both run the ring kernel. (On sm_100a, mma.sync is emulated with Hopper's accumulation; nobody has
-recorded Blackwell's.)
+Each case runs the configuration that the H200 ran, so the order of every sum is the same; for Blackwell that
+holds up to 8 rows, where both run the ring kernel. (On sm_100a, mma.sync is emulated with Hopper's
+accumulation; nobody has recorded Blackwell's.)
 """
 
 from __future__ import annotations
