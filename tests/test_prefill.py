@@ -47,7 +47,8 @@ def run(
     options.setdefault("pairs", 2)
     policy = ("mixed", "late", "eager", "heavy")[seed % 4]
     out = torch.full((x.shape[0], w.shape[1]), float("nan"), dtype=w.dtype)
-    with sf.emulate("sm_100a", seed=seed, policy=policy) as emulation:
+    checkers = {"tcgen05_fences": True, "cluster_start": True}
+    with sf.emulate("sm_100a", seed=seed, policy=policy, **checkers) as emulation:
         prefill(w.gather(x), w, config, out=out, **options)  # type: ignore[arg-type]
     for report in emulation.reports:
         report.raise_on_findings()

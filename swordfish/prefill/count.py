@@ -10,7 +10,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from swordfish.prefill.config import STAGE_K, TILE_ROWS, PrefillConfig
+from swordfish.prefill.config import PrefillConfig
 from swordfish.runtime.artifact import Artifact
 
 __all__ = ["LoopCount", "count_transform", "disassemble"]
@@ -20,6 +20,8 @@ _SASS_LABEL = re.compile(r"^(\.L_x_\d+):")
 _PTX = re.compile(r"^\s*(?:@!?%p\d+\s+)?([a-z][a-z0-9_.:]*)(.*);")
 _PTX_LABEL = re.compile(r"^(\$L__BB\w+):")
 _ARITHMETIC = re.compile(r"HFMA2|HADD2|HMUL2|fma\.rn\.(bf16x2|f16x2)|(mul|add|sub)\.(rn\.)?(bf16x2|f16x2)")
+_STORE = re.compile(r"STTM|tcgen05\.st\.|STSM\.16\.M88\.4|stmatrix\.sync\.aligned\.m8n8\.x4\.shared")
+"""A store of 16 rows by 64 k to TMEM, or by 16 k to shared memory: 32 or 8 weights of each lane."""
 _NOT_EXECUTED = ("NOP",)
 
 
@@ -71,8 +73,10 @@ def count_transform(config: PrefillConfig, artifact: Artifact, sass: str | None 
     for name, _, _ in lines[start : stop + 1]:
         if name and name not in _NOT_EXECUTED:
             found[name] = found.get(name, 0) + 1
-    stages = config.turn // config.transform_groups
-    return LoopCount(kind, found, stages * TILE_ROWS * STAGE_K // (4 * 32))
+    # The assembler may unroll the loop again, so its stores say how much of it there is.
+    stored = {name: n for name, n in found.items() if _STORE.match(name)}
+    per_store = 32 if config.home == "tmem" else 8
+    return LoopCount(kind, found, per_store * sum(stored.values()))
 
 
 _Line = tuple[str, str, str]  # mnemonic, operands, label (one of mnemonic and label is empty)
@@ -103,7 +107,7 @@ def _loop(lines: list[_Line]) -> tuple[int, int]:
             continue
         target = re.search(r"(\.L_x_\d+|\$L__BB\w+)", operands)
         start = labels.get(target[1], at) if target else at
-        if start < at and sum(start <= b <= at for b in busy) >= 0.95 * len(busy):
+        if start < at and sum(start <= b <= at for b in busy) >= 0.9 * len(busy):
             loops.append((at - start, start, at))
     if not loops:
         raise ValueError("no loop holds the packed 16-bit arithmetic")
