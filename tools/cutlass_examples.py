@@ -65,17 +65,16 @@ LIST = (
     f"{PRIMITIVES}/tcgen05/mcast_clusterMxN_2cta_mma.py",
     f"{PRIMITIVES}/tcgen05/slicek_m32n8k128.py",
     f"{PRIMITIVES}/tcgen05/tmem_ld_st.py",
+    f"{PRIMITIVES}/tcgen05/tmem_ld_to_stmatrix_transpose.py --out-dtype fp8_e4m3",
     f"{PRIMITIVES}/tcgen05/tmem_ld_to_stmatrix_transpose.py --out-dtype bf16",
     f"{PRIMITIVES}/tutorial/05_minimal_tensor_mma.py",
     f"{PRIMITIVES}/tutorial/10_minimal_tensor_mma_fp8.py",
-    f"{PRIMITIVES}/tutorial/gemm_M128_N128_Kany_TN_warpspec_multistage.py",
     f"{PRIMITIVES}/tma/tma_1cta_mbarrier.py",
     f"{PRIMITIVES}/tma/tma_load_store.py",
     f"{PRIMITIVES}/tma/tma_load_to_ldmatrix.py",
     f"{PRIMITIVES}/tma/tma_multicast.py",
     f"{PRIMITIVES}/tma/tma_pipeline_count2.py",
     f"{PRIMITIVES}/tma/tma_pipeline_pingpong.py",
-    f"{PRIMITIVES}/tma/tma_pipeline_single_warp.py",
     f"{PRIMITIVES}/tma/tma_pipeline_warpspec.py",
     f"{PRIMITIVES}/tma/tma_store.py",
     f"{PRIMITIVES}/tma/tma_swizzle_modes.py",
@@ -97,12 +96,19 @@ LIST = (
     f"{PRIMITIVES}/red.py",
 )
 
-# Defects of the examples themselves; their results are right. A CTA may signal a peer that has exited; a relaxed
-# cluster barrier publishes data.
+# Defects of the examples themselves, seen by the checkers while every schedule gives the right values: a
+# CTA may signal a peer that has exited; a relaxed cluster barrier publishes data; several warps
+# initialise the same barriers at once. Left out of the list, because schedules show other values:
+# cluster_tmem_reduce (tensor memory is read with the wrong wait), tma_pipeline_single_warp (a stage is
+# refilled while other warps may still read it) and gemm_M128_N128_Kany_TN_warpspec_multistage (the
+# tensor memory address is read before anything orders its write).
 KNOWN = {
     "mcast_clusterMxN_1cta_mma.py": ("exited CTA",),
     "mcast_clusterMxN_2cta_mma.py": ("exited CTA",),
     "tma_multicast.py": ("race",),
+    "05_minimal_tensor_mma.py": ("race",),
+    "06_softmax.py": ("race",),
+    "10_minimal_tensor_mma_fp8.py": ("race",),
 }
 
 
@@ -249,6 +255,10 @@ def run_example(path: Path, args: list[str], seeds: int, clusters: int) -> Simpl
 
     result = SimpleNamespace(launches=0, seconds=0.0, instructions=0, error="", findings=set())
 
+    def fail(why: str) -> None:
+        result.error = result.error or why  # kept: an example may catch the exception
+        raise AssertionError(why)
+
     def on_launch(launch: Launch) -> None:
         result.launches += 1
         before = [t.untyped_storage().clone() for t in launch.regions]
@@ -262,11 +272,11 @@ def run_example(path: Path, args: list[str], seeds: int, clusters: int) -> Simpl
             result.findings |= report.kinds()
             unexpected = [f for f in report.findings if f.kind not in KNOWN.get(path.name, ())]
             if unexpected:
-                raise AssertionError("\n".join(map(str, unexpected)))
+                fail("\n".join(map(str, unexpected)))
             after = [t.untyped_storage().clone() for t in launch.regions]
             first = first or after
             if not all(torch.equal(contents(a), contents(f)) for a, f in zip(after, first, strict=True)):
-                raise AssertionError(f"schedule {schedule} gives other bits than seed 0")
+                fail(f"schedule {schedule} gives other bits than seed 0")
 
     sys.argv = [str(path), *args]
     sys.path.insert(0, str(path.parent))
@@ -278,9 +288,9 @@ def run_example(path: Path, args: list[str], seeds: int, clusters: int) -> Simpl
         ):
             runpy.run_path(str(path), run_name="__main__")
     except SystemExit as e:
-        result.error = f"exit {e.code}" if e.code else ""
+        result.error = result.error or (f"exit {e.code}" if e.code else "")
     except BaseException as e:
-        result.error = f"{type(e).__name__}: {e}"
+        result.error = result.error or f"{type(e).__name__}: {e}"
         result.trace = traceback.format_exc(limit=-6)
     if not result.launches and not result.error:
         result.error = "no launch"
