@@ -95,6 +95,18 @@ def test_scopes_hide_names(ptx_run: Run) -> None:
     assert (out == 904).all()
 
 
+def test_a_source_register_wider_than_its_type(ptx_run: Run) -> None:
+    """``cvt.s64.s32 %rd, %rd`` takes the low half of every lane's register, not neighbouring words."""
+    out = np.zeros((32, 2), np.int64)
+    body = """
+    { .reg .b64 %w; .reg .f32 %g; cvt.u64.u32 %w, tid; sub.s64 %w, %w, 5; or.b64 %w, %w, 0x700000000;
+      cvt.s64.s32 %rd2, %w; cvt.rn.f32.s32 %g, %w; cvt.rzi.s64.f32 %rd3, %g; }
+    mul.wide.u32 %rd1, tid, 16; add.u64 %rd1, %rd1, b; st.global.v2.b64 [%rd1], {%rd2, %rd3};
+    """
+    ptx_run(body, [None, out]).raise_on_findings()
+    np.testing.assert_array_equal(out, np.repeat(np.arange(32)[:, None] - 5, 2, axis=1))
+
+
 SOURCE = (Path(__file__).parent / "kernels" / "language.cu").read_text()
 
 

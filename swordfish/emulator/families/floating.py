@@ -146,5 +146,11 @@ def convert(d: Decoder, op: Op) -> None:
         default = 0 if to >= 8 or frm < 8 else FLOAT_ROUNDS["rzi"]
         width = max(d.width_of(op.args[0]), type_size(dt) if dt != "tf32" else 4)
         width = 16 if width == 16 else width
-        d.emit("cvt", [d.dst(op.args[0], width), d.src(op.args[1], type_size(st) if st != "tf32" else 4)],
-               [to, frm, rounding(op, default), flags, width], cls="convert")  # fmt: skip
+        source = d.src(op.args[1], type_size(st) if st != "tf32" else 4)
+        if d.width_of(op.args[1]) == 8 and type_size(st) < 8:
+            # A source register may be wider than its type: the type's low bits count.
+            low = d.row(4)
+            d.emit("cvt", [low, source], [SCALARS["u32"], SCALARS["u64"], 0, 0, 4], cls="address")
+            source = low
+        d.emit("cvt", [d.dst(op.args[0], width), source], [to, frm, rounding(op, default), flags, width],
+               cls="convert")  # fmt: skip
