@@ -60,6 +60,8 @@ def choose_wide(m: int, n: int, k: int, scheme: Scheme, props: DeviceProps) -> t
     # Offsets need the sums of the tokens as well, and registers for them are there up to 64 tokens; so it is
     # with the two sets of sums of int8 and mma.sync (128 tokens spill 268 bytes).
     most = 64 if scheme.zeros == "offset" or (scheme.bits == 8 and not wgmma) else MAX_TOKENS
+    if not wgmma and 0 < scheme.group_size < 128:
+        most = min(most, 112)  # two groups in a stage: 128 tokens spill up to 268 bytes
     tokens = next(t for t in TOKEN_BUCKETS if t >= min(m, most))
     if not wgmma:
         wanted, reason = _mma(tokens, scheme)
