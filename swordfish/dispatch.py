@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from swordfish.decode import RingConfig, choose
-from swordfish.decode.wide import WideConfig
+from swordfish.decode import DecodeConfig, choose
 from swordfish.errors import ArgumentError
 from swordfish.packed import PackedWeight
 from swordfish.runtime.device import DeviceProps, device_props
@@ -29,7 +28,7 @@ class Plan:
     """``path`` is ``"decode"``, ``"reference"`` (CPU tensors, nothing emulated) or ``"empty"`` (no rows)."""
 
     path: str
-    config: RingConfig | WideConfig | None
+    config: DecodeConfig | None
     reason: str
 
     def __str__(self) -> str:
@@ -44,7 +43,6 @@ def plan(
     scheme: Scheme,
     props: DeviceProps | None,
     *,
-    bias: bool = False,
     padded_rows: bool = False,
     tuned: bool = True,
 ) -> Plan:
@@ -91,9 +89,7 @@ def explain(w: PackedWeight, m: int) -> Plan:
     if not isinstance(w, PackedWeight):
         raise ArgumentError("w", type(w).__name__, "a PackedWeight")
     padded = w.packed_k != w.shape[0]
-    return plan(
-        m, w.shape[1], w.packed_k, w.scheme, props_of(w.device), bias=w.bias is not None, padded_rows=padded
-    )
+    return plan(m, w.shape[1], w.packed_k, w.scheme, props_of(w.device), padded_rows=padded)
 
 
 def props_of(device: torch.device) -> DeviceProps | None:
@@ -108,7 +104,7 @@ def props_of(device: torch.device) -> DeviceProps | None:
 
 @functools.lru_cache(maxsize=4096)
 def prepared_decode(
-    config: RingConfig | WideConfig, scheme: Scheme, m: int, k: int, n: int, bias: bool, arch: str
+    config: DecodeConfig, scheme: Scheme, m: int, k: int, n: int, bias: bool, arch: str
 ) -> PreparedLaunch:
     """The decode kernel of a plan, compiled or read from the cache, with its launch shape."""
     kernel = get_kernel(config.source(scheme, k, n, bias=bias), arch)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from swordfish.decode import RingConfig
+from swordfish.decode import DecodeConfig, RingConfig
 from swordfish.decode.tokens import packed_tokens
 from swordfish.decode.wide import WideConfig
 from swordfish.dispatch import plan, prepared_decode, props_of
@@ -164,7 +164,7 @@ def _launch(x: torch.Tensor, w: PackedWeight, bias: torch.Tensor | None, out: to
     """2-D operands, at least one row."""
     m, n, k = x.shape[0], w.shape[1], w.packed_k
     props = props_of(w.device)
-    chosen = plan(m, n, k, w.scheme, props, bias=bias is not None, padded_rows=k != w.shape[0])
+    chosen = plan(m, n, k, w.scheme, props, padded_rows=k != w.shape[0])
     if props is None or chosen.config is None:
         reference_mm(x, w, bias, out)
         return
@@ -175,7 +175,7 @@ def _launch(x: torch.Tensor, w: PackedWeight, bias: torch.Tensor | None, out: to
 
 
 def launch_decode(
-    config: RingConfig | WideConfig,
+    config: DecodeConfig,
     x: torch.Tensor,
     w: PackedWeight,
     bias: torch.Tensor | None,
@@ -185,7 +185,8 @@ def launch_decode(
     """Queue ``out[M, N] = x[M, K] @ W (+ bias)`` with the given configuration; with act-order and without
     ``gather``, a launch that permutes x goes before it.
 
-    At least one row. ``out`` has unit inner stride and, if N is a multiple of 4, rows aligned to 8 bytes.
+    At least one row. ``out`` has unit inner stride and rows aligned to the elements stored at a time: 4 if N
+    is a multiple of 4, 2 if it is even.
     """
     k, n = w.packed_k, w.shape[1]
     gathers = isinstance(config, RingConfig) and config.gather
