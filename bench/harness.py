@@ -7,7 +7,6 @@ events; a drift of clocks or temperature then touches all of them alike.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import math
@@ -17,6 +16,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+
+from swordfish.tune import timing
+from swordfish.tune.timing import rotation_count
 
 __all__ = [
     "Backend",
@@ -31,16 +33,6 @@ __all__ = [
     "state_bytes",
 ]
 
-ROTATION_BYTES = 192 << 20
-L2_MULTIPLE = 6
-"""The copies of a weight are together at least this large: in bytes, and in units of the L2."""
-
-SMALL_LAYER_BUFFERS = 30
-SMALL_LAYER_BYTES = 1 << 30
-"""So many copies at least, where they fit in that many bytes: an average over placements in memory."""
-
-MIN_BUFFERS = 2
-
 WARM_UP_US = 100_000.0
 """Replays before the first sample: clocks take tens of milliseconds to rise from idle."""
 
@@ -49,14 +41,6 @@ MAX_LAUNCHES = 512
 """Length of one graph, and its largest number of launches (before rounding up to whole rotations)."""
 
 Call = Callable[[], torch.Tensor]
-
-
-def rotation_count(buffer_bytes: int, l2_bytes: int) -> int:
-    """Buffers to rotate over: together 192 MiB and 6 times L2 at least, and 30 for layers where that fits in
-    1 GiB."""
-    cold = math.ceil(max(ROTATION_BYTES, L2_MULTIPLE * l2_bytes) / buffer_bytes)
-    many = min(SMALL_LAYER_BUFFERS, SMALL_LAYER_BYTES // buffer_bytes)
-    return max(cold, many, MIN_BUFFERS)
 
 
 def launches_per_graph(buffers: int, estimate_us: float) -> int:
@@ -120,72 +104,26 @@ def clone_state(state: Any) -> Any:
     return state
 
 
-class Backend(Protocol):
+class Backend(timing.Backend, Protocol):
     """What timing needs from the device; tests put a simulated one in its place."""
 
     def capture(self, calls: Sequence[Call], repeats: int) -> tuple[Any, list[torch.Tensor]]:
         """A graph of ``repeats`` walks over ``calls``, and the results that the last walk returned."""
         ...
 
-    def replay(self, graph: Any) -> None:
-        """Queue one run of the graph."""
-        ...
 
-    def mark(self) -> Any:
-        """Queue a time stamp."""
-        ...
-
-    def elapsed_us(self, start: Any, end: Any) -> float:
-        """Microseconds between two stamps that have passed."""
-        ...
-
-    def synchronize(self) -> None:
-        """Wait for everything queued."""
-        ...
-
-
-class CudaBackend:
-    """CUDA graphs and events of torch's current device."""
-
-    def __init__(self) -> None:
-        self._stream = torch.cuda.Stream()
+class CudaBackend(timing.CudaBackend):
+    """The graphs and events that ``swordfish tune`` uses, keeping the results of the last walk."""
 
     def capture(self, calls: Sequence[Call], repeats: int) -> tuple[Any, list[torch.Tensor]]:
-        # Modules load, autotuners run and workspaces appear at the first call: not inside the capture.
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            for call in calls:
-                call()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
         results: list[torch.Tensor] = []
-        # Not torch.cuda.graph(): it empties the allocator's cache, and a run makes hundreds of graphs.
-        with torch.cuda.stream(self._stream):
-            graph.capture_begin(capture_error_mode="thread_local")
-            try:
-                for _ in range(repeats):
-                    results = [call() for call in calls]
-            except BaseException:
-                with contextlib.suppress(RuntimeError):
-                    graph.capture_end()
-                raise
-            graph.capture_end()
-        torch.cuda.synchronize()
-        return graph, results
 
-    def replay(self, graph: Any) -> None:
-        graph.replay()
+        # One call to the tuner's eyes: every implementation also runs once before the capture, where modules
+        # load, autotuners run and workspaces appear.
+        def walk() -> None:
+            results[:] = [call() for call in calls]
 
-    def mark(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def elapsed_us(self, start: Any, end: Any) -> float:
-        return float(start.elapsed_time(end)) * 1000
-
-    def synchronize(self) -> None:
-        torch.cuda.synchronize()
+        return super().capture([walk], repeats), results
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from bench.floor import Floor
 from bench.harness import CudaBackend
 from bench.session import MAX_ROUNDS, Session, failure
 from bench.shapes import CHAIN, DTYPES, SHAPES, Problem, parse_ints, parse_shapes
+from swordfish.tune import timing
 
 __all__ = ["main", "method", "open_session", "precompile", "write"]
 
@@ -34,9 +35,9 @@ def method() -> dict[str, Any]:
         "timing": "CUDA graphs over rotating cold buffers, contenders interleaved, median of replays",
         "graph_us": harness.GRAPH_US,
         "warm_up_us": harness.WARM_UP_US,
-        "rotation_bytes_min": harness.ROTATION_BYTES,
-        "rotation_l2_multiple": harness.L2_MULTIPLE,
-        "small_layer_buffers": harness.SMALL_LAYER_BUFFERS,
+        "rotation_bytes_min": timing.ROTATION_BYTES,
+        "rotation_l2_multiple": timing.L2_MULTIPLE,
+        "small_layer_buffers": timing.SMALL_LAYER_COPIES,
         "floor": "the fastest of several kernels that stream the packed bytes once; plain launches",
         "pdl-floor": "the same, with programmatic dependent launch",
         "data": "normal codes, uniform positive scales, normal activations",

@@ -37,8 +37,8 @@ def _session(backend, adapters, costs=None):
 @pytest.fixture(autouse=True)
 def small_rotation(monkeypatch):
     monkeypatch.setattr("bench.harness.WARM_UP_US", 0.0)
-    monkeypatch.setattr("bench.harness.ROTATION_BYTES", 1 << 20)
-    monkeypatch.setattr("bench.harness.SMALL_LAYER_BUFFERS", 3)
+    monkeypatch.setattr("swordfish.tune.timing.ROTATION_BYTES", 1 << 20)
+    monkeypatch.setattr("swordfish.tune.timing.SMALL_LAYER_COPIES", 3)
     monkeypatch.setattr("bench.harness.MAX_LAUNCHES", 8)
 
 
