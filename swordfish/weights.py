@@ -6,11 +6,12 @@ kernel. docs/format.md explains the format.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 
 import torch
 
-from swordfish.errors import ArgumentError, ArgumentTypeError
+from swordfish.errors import ArgumentError, ArgumentTypeError, UnsupportedDeviceError
 from swordfish.layouts.packing import BLOCK, ColumnSource, pack_words, unpack_words
 from swordfish.layouts.rows import plan_rows
 from swordfish.packed import FORMAT, FORMAT_VERSION, PackedWeight, pad_columns
@@ -166,8 +167,20 @@ def dequantize(w: PackedWeight) -> torch.Tensor:
     """The weight ``[K, N]`` in its dtype, rows in the checkpoint's order.
 
     Each value is ``(q - z) * s``, or ``q * s + z`` with offsets, of the stored scales and zeros, computed
-    exactly and rounded once to nearest even.
+    exactly and rounded once to nearest even. On a GPU the kernel of :mod:`swordfish.dense` does this, which
+    gives the same bits; elsewhere, and while torch traces, torch operators do.
     """
+    # A traced tensor (fake, functional) has no memory that a kernel could read.
+    if w.words.is_cuda and type(w.words) is torch.Tensor and not torch.compiler.is_compiling():
+        from swordfish.dense import dequantize_into
+
+        with contextlib.suppress(UnsupportedDeviceError):
+            return dequantize_into(w, torch.empty(w.shape, dtype=w.dtype, device=w.device))
+    return dequantize_by_torch(w)
+
+
+def dequantize_by_torch(w: PackedWeight) -> torch.Tensor:
+    """:func:`dequantize` by torch operators, on any device: what the kernel is compared with."""
     k, n = w.shape
     out = torch.empty((k, n), dtype=w.dtype, device=w.device)
     rows = w.packed_k

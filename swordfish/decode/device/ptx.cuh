@@ -132,7 +132,23 @@ SF_DEVICE Words4 load_matrix4_transposed(u32 address) {
   return w;
 }
 
+// The converse: four matrices from the lanes that hold them as mma operands, a row of 16 bytes at each lane's address.
+SF_DEVICE void store_matrix4(u32 address, const Words4& w) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(w.v[0]), "r"(w.v[1]), "r"(w.v[2]), "r"(w.v[3]) : "memory");
+}
+
+SF_DEVICE void store_matrix4_transposed(u32 address, const Words4& w) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(w.v[0]), "r"(w.v[1]), "r"(w.v[2]), "r"(w.v[3]) : "memory");
+}
+
 // ---- global loads --------------------------------------------------------------------------------------------------------------
+
+// 16 bytes that nobody reads again: they need no place in L1.
+SF_DEVICE Words4 load_once(const Words4* p) {
+  Words4 w;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(w.v[0]), "=r"(w.v[1]), "=r"(w.v[2]), "=r"(w.v[3]) : "l"(p));
+  return w;
+}
 
 SF_DEVICE u32 load_global_u16(const u16* p) {
   u16 v;
