@@ -13,10 +13,10 @@ import pytest
 import torch
 
 import swordfish as sf
-from swordfish.errors import ArgumentError
+from swordfish.errors import ArgumentError, ArgumentTypeError
 from swordfish.packed import PackedWeight
 from swordfish.prefill.config import GROUP_SIZES, PrefillConfig
-from swordfish.prefill.run import prefill
+from swordfish.prefill.run import launch_prefill
 from swordfish.runtime.cute import keep_workers
 from tests.backends import quantised
 
@@ -35,21 +35,18 @@ def workers() -> Iterator[None]:
 
 def config_of(w: PackedWeight, **tile: object) -> PrefillConfig:
     """A tile for a weight."""
-    partial = bool(tile.get("partial"))
-    # type: ignore[arg-type]
-    return PrefillConfig(replace(w.scheme, act_order=False), bias=w.bias is not None and not partial, **tile)
+    return PrefillConfig(replace(w.scheme, act_order=False), **tile)  # type: ignore[arg-type]
 
 
 def run(
-    x: torch.Tensor, w: PackedWeight, config: PrefillConfig, seed: int = 0, **options: object
+    x: torch.Tensor, w: PackedWeight, config: PrefillConfig, seed: int = 0, pairs: int = 2
 ) -> torch.Tensor:
     """One run, on few CTAs so that each computes several tiles; raises on any finding."""
-    options.setdefault("pairs", 2)
     policy = ("mixed", "late", "eager", "heavy")[seed % 4]
     out = torch.full((x.shape[0], w.shape[1]), float("nan"), dtype=w.dtype)
     checkers = {"tcgen05_fences": True, "cluster_start": True}
     with sf.emulate("sm_100a", seed=seed, policy=policy, **checkers) as emulation:
-        prefill(w.gather(x), w, config, out=out, **options)  # type: ignore[arg-type]
+        launch_prefill(config, x, w, w.bias, out, pairs=pairs)
     for report in emulation.reports:
         report.raise_on_findings()
     return out
@@ -172,6 +169,7 @@ def test_scales_of_every_size_are_exact() -> None:
 
 
 def test_bias_and_act_order() -> None:
+    """The gather that permutes x is a launch of its own, before the kernel."""
     w = quantised(320, 192, group_size=64, act_order=True, bias=True)
     x = activations(100, w)
     assert_close(run(x, w, config_of(w, tokens=64)), x, w)
@@ -181,25 +179,62 @@ def test_split_over_k_is_added_in_order() -> None:
     """Slices of unequal length, the last one short; the reduction rounds once and adds the bias."""
     w = quantised(1344, 200, bias=True)
     x = activations(70, w)
-    config = config_of(w, tokens=64, partial=True)
-    results = [run(x, w, config, seed, slices=slices) for seed, slices in ((0, 4), (1, 4), (2, 1))]
+    results = [
+        run(x, w, config_of(w, tokens=64, slices=slices), seed) for seed, slices in ((0, 4), (1, 4), (2, 2))
+    ]
     for y in results:
         assert_close(y, x, w)
     assert torch.equal(results[0], results[1])
 
 
-def test_no_rows_and_wrong_configurations() -> None:
+@pytest.mark.parametrize("slices", [1, 2])
+def test_operands_of_any_strides(slices: int) -> None:
+    """What bulk copies cannot read or write goes through a copy: offsets, transposes, odd rows."""
+    w = quantised(324, 72)
+    config = config_of(w, tokens=32, slices=slices)
+    x, expected = activations(40, w), None
+    outs = [
+        torch.empty(40, 72),
+        torch.empty(72, 40).T,
+        torch.empty(40, 80)[:, 3:75],
+        torch.empty(40, 80)[:, :72],
+    ]
+    views = [x, x.T.contiguous().T, torch.cat([x, x], 1)[:, :324], x.clone()]
+    for view, out in zip(views, outs, strict=True):
+        out = (
+            out.to(w.dtype)
+            if out.is_contiguous()
+            else torch.empty_strided(out.shape, out.stride(), dtype=w.dtype)
+        )
+        with sf.emulate("sm_100a") as emulation:
+            launch_prefill(config, view, w, None, out, pairs=1)
+        for report in emulation.reports:
+            report.raise_on_findings()
+        expected = out.clone() if expected is None else expected
+        assert torch.equal(out, expected)
+    assert_close(expected, x, w)
+
+
+def test_one_row_that_is_expanded() -> None:
+    w = quantised(192, 64)
+    x = torch.ones(1, dtype=w.dtype).expand(1, 192)
+    assert_close(run(x, w, config_of(w, tokens=32)), x, w)
+
+
+def test_no_rows_and_wrong_operands() -> None:
     w = quantised(128, 64)
     config = config_of(w, tokens=32)
-    assert run(torch.empty(0, 128, dtype=w.dtype), w, config).shape == (0, 64)
-    with pytest.raises(ArgumentError, match=r"config\.scheme"):
-        prefill(
-            torch.zeros(1, 128, dtype=w.dtype),
-            w,
-            replace(config, scheme=replace(config.scheme, group_size=64)),
-        )
-    with pytest.raises(ArgumentError, match=r"config\.bias"):
-        prefill(torch.zeros(1, 128, dtype=w.dtype), w, replace(config, bias=True))
-    narrow = quantised(128, 68)
-    with pytest.raises(ArgumentError, match="multiple of 8"):
-        prefill(torch.zeros(1, 128, dtype=w.dtype), narrow, config_of(narrow, tokens=32, partial=True))
+    x, y = torch.zeros(4, 128, dtype=w.dtype), torch.zeros(4, 64, dtype=w.dtype)
+    with sf.emulate("sm_100a") as emulation:
+        launch_prefill(config, x[:0], w, None, y[:0])
+        assert not emulation.reports, "nothing is launched"
+    for bad, kind, message in [
+        ((x.half(), w, None, y), ArgumentTypeError, "x.dtype=torch.float16"),
+        ((x[:, :64], w, None, y), ArgumentError, r"x.shape=\(4, 64\)"),
+        ((x.to("meta"), w, None, y), ArgumentError, "x.device=meta"),
+        ((x, w, y[0, :8], y), ArgumentError, r"bias.shape=\(8,\)"),
+        ((x, w, None, y[:3]), ArgumentError, r"out.shape=\(3, 64\)"),
+        ((x, quantised(128, 64, group_size=64), None, y), ArgumentError, r"config\.scheme"),
+    ]:
+        with pytest.raises(kind, match=message):
+            launch_prefill(config, *bad)

@@ -6,20 +6,18 @@ import itertools
 from dataclasses import replace
 
 import pytest
-import torch
 
 import swordfish as sf
-from swordfish.errors import ArgumentError, ArgumentTypeError
+from swordfish.errors import ArgumentError
 from swordfish.layouts.swizzle import k_major_128b
 from swordfish.prefill import sources_for
 from swordfish.prefill.choose import choose_prefill, unsupported
 from swordfish.prefill.collective.addresses import prove_store
 from swordfish.prefill.config import GROUP_SIZES, SHARED_LIMIT, TMEM_COLUMNS, PrefillConfig
-from swordfish.prefill.launch import Grid, check_operands, source
+from swordfish.prefill.launch import Grid, source
 from swordfish.prefill.model import step_cycles
 from swordfish.runtime import CuteSource, DeviceProps
 from swordfish.scheme import Scheme
-from tests.backends import quantised
 
 BASE = Scheme(4, 128, "bfloat16")
 B200, THOR = DeviceProps.for_target("sm_100a"), DeviceProps.for_target("sm_110a")
@@ -90,7 +88,7 @@ def test_stages_of_the_tiles_of_the_documentation(
         ({"tokens": 288}, "tokens=288"),
         ({"ctas": 4}, "ctas=4"),
         ({"home": "registers"}, "home='registers'"),
-        ({"bias": True, "partial": True}, "bias=True"),
+        ({"slices": 0}, "slices=0"),
         ({"tokens": 256, "ctas": 1}, "232448 bytes of shared memory"),
     ],
 )
@@ -126,34 +124,14 @@ def test_bands_keep_their_tokens_in_half_of_l2() -> None:
 
 
 def test_slices_are_never_empty() -> None:
-    c = PrefillConfig(BASE, 32, partial=True)
+    c = PrefillConfig(BASE, 32)
     for k, slices in itertools.product((64, 128, 640, 1152, 4096), (1, 2, 3, 4, 8)):
-        grid = Grid.of(c, 32, 256, k, B200, slices=slices)
+        grid = Grid.of(replace(c, slices=slices), 32, 256, k, B200)
         assert (grid.slices - 1) * grid.slice_stages < grid.k_stages <= grid.slices * grid.slice_stages
-    with pytest.raises(ArgumentError, match="slices=2"):
-        Grid.of(PrefillConfig(BASE), 32, 256, 512, B200, slices=2)
     with pytest.raises(ArgumentError, match="at least 2 SMs"):
         Grid.of(c, 32, 256, 512, replace(B200, sm_count=1))
     with pytest.raises(ArgumentError, match="m=0"):
         Grid.of(c, 0, 256, 512, B200)
-
-
-def test_operands_that_bulk_copies_cannot_read_are_refused() -> None:
-    w = quantised(128, 64)
-    x, y = torch.zeros(4, 128, dtype=w.dtype), torch.zeros(4, 64, dtype=w.dtype)
-    check_operands(x, w, y)
-    check_operands(torch.zeros(4, 160, dtype=w.dtype)[:, :128], w, y)
-    for bad, kind, message in [
-        (x.half(), ArgumentTypeError, "x.dtype=torch.float16"),
-        (x[:, :64], ArgumentError, r"x.shape=\(4, 64\)"),
-        (torch.zeros(4, 132, dtype=w.dtype)[:, :128], ArgumentError, r"x.stride=\(132, 1\)"),
-        (torch.zeros(4, 136, dtype=w.dtype)[:, 1:129], ArgumentError, "aligned to 16 bytes"),
-        (x.to("meta"), ArgumentError, "x.device=meta"),
-    ]:
-        with pytest.raises(kind, match=message):
-            check_operands(bad, w, y)
-    with pytest.raises(ArgumentError, match=r"out.shape=\(3, 64\)"):
-        check_operands(x, w, y[:3])
 
 
 def test_choice_is_reasonable_and_total() -> None:
@@ -163,25 +141,18 @@ def test_choice_is_reasonable_and_total() -> None:
         ):
             choice = choose_prefill(m, n, k, BASE, props)
             ideal = 2 * m * n * k / (8192 * props.sm_count)
-            assert (
-                choice.cycles >= ideal
-                and choice.slices >= 1
-                and (choice.slices == 1) != choice.config.partial
-            )
+            assert choice.cycles >= ideal
             if m >= 4096 and n >= 4096:
                 assert choice.cycles < 1.15 * ideal, (m, k, n, choice)
     small = choose_prefill(64, 4096, 14336, BASE, B200)
-    assert small.slices > 1, "16 tiles leave most of 148 SMs idle"
+    assert small.config.partial, "16 tiles leave most of 148 SMs idle"
     assert choose_prefill(64, 4096, 14336, replace(BASE, act_order=True), B200).config.scheme == BASE
-    assert choose_prefill(2048, 4096, 4096, BASE, B200, bias=True).config.bias
 
 
 def test_unsupported_shapes_say_why() -> None:
     assert unsupported(4096, 4096, BASE, B200) is None
     assert "sm_90a" in str(unsupported(4096, 4096, BASE, DeviceProps.for_target("sm_90a")))
-    assert "N=100" in str(unsupported(100, 4096, BASE, B200)) and "K=4100" in str(
-        unsupported(4096, 4100, BASE, B200)
-    )
+    assert "N=100" in str(unsupported(100, 4096, BASE, B200))
     with pytest.raises(ArgumentError, match="group size 96"):
         choose_prefill(512, 4096, 4096, Scheme(4, 96, "bfloat16"), B200)
     with pytest.raises(ArgumentError, match="m=0"):

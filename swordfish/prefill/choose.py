@@ -29,16 +29,15 @@ _REDUCTION_CYCLES = 6000
 
 @dataclass(frozen=True)
 class PrefillChoice:
-    """A configuration, the slices of K (1: no split), why, and what the model says.
+    """A configuration, why it was chosen, and what the model says.
 
     ``cycles`` of an SM, and ``fetched_bytes`` that all SMs together read from L2.
     """
 
     config: PrefillConfig
-    slices: int
+    reason: str
     cycles: float
     fetched_bytes: float
-    reason: str
 
 
 def unsupported(n: int, k: int, scheme: Scheme, props: DeviceProps) -> str | None:
@@ -47,16 +46,13 @@ def unsupported(n: int, k: int, scheme: Scheme, props: DeviceProps) -> str | Non
         return f"{props.arch} has no tcgen05 instructions"
     if scheme.group_size not in GROUP_SIZES:
         return f"group size {scheme.group_size} is none of {GROUP_SIZES}"
-    for name, value in (("N", n), ("K", k)):
-        if value % 8:
-            return f"{name}={value} is not a multiple of 8, so rows of 16-bit values are not whole 16 bytes"
+    if n % 8:
+        return f"N={n} is not a multiple of 8, so rows of y are not whole 16 bytes"
     return None
 
 
 @functools.lru_cache(maxsize=1024)
-def choose_prefill(
-    m: int, n: int, k: int, scheme: Scheme, props: DeviceProps, *, bias: bool = False
-) -> PrefillChoice:
+def choose_prefill(m: int, n: int, k: int, scheme: Scheme, props: DeviceProps) -> PrefillChoice:
     """The configuration for ``m`` rows of a ``[k, n]`` weight (``k`` packed rows).
 
     Of those within 4 % of the fewest modelled cycles, which is less than the model is worth, the one that
@@ -71,36 +67,31 @@ def choose_prefill(
     if reason is not None:
         raise ArgumentError("shape", (k, n), "a shape that the prefill kernel serves", reason)
     plain = replace(scheme, act_order=False)
-    candidates = list(_candidates(m, n, k, plain, props, bias))
+    candidates = list(_candidates(m, n, k, plain, props))
     limit = _ALIKE * min(choice.cycles for choice in candidates)
     return min((c for c in candidates if c.cycles <= limit), key=lambda choice: choice.fetched_bytes)
 
 
-def _candidates(
-    m: int, n: int, k: int, scheme: Scheme, props: DeviceProps, bias: bool
-) -> Iterator[PrefillChoice]:
+def _candidates(m: int, n: int, k: int, scheme: Scheme, props: DeviceProps) -> Iterator[PrefillChoice]:
     for ctas in (2, 1):
         if props.sm_count < ctas:
             continue
         for tokens in _TOKENS:
             try:
-                config = PrefillConfig(scheme, tokens, ctas, bias=bias)
+                config = PrefillConfig(scheme, tokens, ctas)
             except ArgumentError:  # a tile too large for shared memory
                 continue
-            yield _evaluate(config, m, n, k, props, 1)
-            split = replace(config, partial=True, bias=False)
+            yield _evaluate(config, m, n, k, props)
             most = props.sm_count // ctas
             tiles = Grid.of(config, m, n, k, props)
             for slices in _SLICES:
                 if 2 * tiles.row_tiles * tiles.token_tiles <= most and 2 * slices <= tiles.k_stages:
-                    yield _evaluate(split, m, n, k, props, slices)
+                    yield _evaluate(replace(config, slices=slices), m, n, k, props)
 
 
-def _evaluate(
-    config: PrefillConfig, m: int, n: int, k: int, props: DeviceProps, slices: int
-) -> PrefillChoice:
+def _evaluate(config: PrefillConfig, m: int, n: int, k: int, props: DeviceProps) -> PrefillChoice:
     """Waves of tiles at the pace of the busiest resource, but no faster than memory."""
-    grid = Grid.of(config, m, n, k, props, slices=slices)
+    grid = Grid.of(config, m, n, k, props)
     items = grid.row_tiles * grid.token_tiles * grid.slices
     rate = MEMORY_BYTES_PER_CLOCK[props.arch]
     step = step_cycles(config)
@@ -124,4 +115,4 @@ def _evaluate(
     tile = f"{128 * config.ctas} x {config.tokens}"
     reason = f"{items} tiles of {tile}{cut} in {waves} waves of {grid.pairs}; {limit} bounds them"
     fetched = items * 2 * grid.slice_stages * config.ctas * (step.weight_bytes + step.token_bytes)
-    return PrefillChoice(config, grid.slices, cycles, fetched, reason)
+    return PrefillChoice(config, reason, cycles, fetched)

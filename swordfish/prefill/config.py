@@ -47,8 +47,8 @@ class PrefillConfig:
     ``tokens``   rows of x in a tile: a multiple of 32 from 32 to 256.
     ``ctas``     2: a pair of CTAs shares an instruction of 256 weight columns; 1: 128 columns.
     ``home``     where dequantised weights live: ``"tmem"`` or ``"shared"`` memory.
-    ``bias``     whether the kernel adds a bias row.
-    ``partial``  write fp32 sums of a slice of K to a workspace instead of y (split-K).
+    ``slices``   cuts K into so many slices at most (split-K): each writes fp32 sums to a workspace, which a
+                 second kernel adds up. One kernel serves every number above 1.
 
     Everything else is derived: stages, warps, TMEM columns, barriers and shared memory.
 
@@ -60,8 +60,7 @@ class PrefillConfig:
     tokens: int = 192
     ctas: int = 2
     home: Literal["tmem", "shared"] = "tmem"
-    bias: bool = False
-    partial: bool = False
+    slices: int = 1
 
     def __post_init__(self) -> None:
         if self.scheme.group_size not in GROUP_SIZES:
@@ -74,8 +73,8 @@ class PrefillConfig:
             raise ArgumentError("ctas", self.ctas, "1 or 2")
         if self.home not in ("tmem", "shared"):
             raise ArgumentError("home", repr(self.home), "'tmem' or 'shared'")
-        if self.bias and self.partial:
-            raise ArgumentError("bias", True, "False for partial sums", "The reduction adds the bias.")
+        if self.slices < 1:
+            raise ArgumentError("slices", self.slices, "1 or more")
         if self.input_stages < _LEAST_STAGES:
             need = self._shared_bytes(_LEAST_STAGES)
             raise ArgumentError(
@@ -84,6 +83,11 @@ class PrefillConfig:
                 f"a tile whose {_LEAST_STAGES} input stages fit {SHARED_LIMIT} bytes of shared memory",
                 f"ctas={self.ctas}, home={self.home!r} and {self.scheme.bits}-bit weights need {need}.",
             )
+
+    @property
+    def partial(self) -> bool:
+        """Whether the kernel writes partial sums to a workspace instead of y."""
+        return self.slices > 1
 
     # -- stages
     # --------------------------------------------------------------------------------------------------
@@ -249,7 +253,10 @@ class PrefillConfig:
         return replace(self, scheme=scheme)
 
     def flat(self) -> dict[str, int | str | bool]:
-        """The configuration as plain values; :meth:`from_flat` is the inverse."""
+        """What the kernel is compiled from, as plain values.
+
+        :meth:`from_flat` is the inverse, up to the number of slices: the kernel knows only whether there are
+        several."""
         s = self.scheme
         return {
             "bits": s.bits,
@@ -259,7 +266,6 @@ class PrefillConfig:
             "tokens": self.tokens,
             "ctas": self.ctas,
             "home": self.home,
-            "bias": self.bias,
             "partial": self.partial,
         }
 
@@ -267,5 +273,4 @@ class PrefillConfig:
     def from_flat(cls, values: Mapping[str, Any]) -> PrefillConfig:
         """See :meth:`flat`."""
         scheme = Scheme(values["bits"], values["group_size"], values["dtype"], values["zeros"])
-        names = ("tokens", "ctas", "home", "bias", "partial")
-        return cls(scheme, **{name: values[name] for name in names})
+        return cls(scheme, values["tokens"], values["ctas"], values["home"], 2 if values["partial"] else 1)

@@ -55,23 +55,19 @@ class Grid:
         k: int,
         props: DeviceProps,
         *,
-        slices: int = 1,
         pairs: int | None = None,
     ) -> Grid:
         """The grid for a device: one CTA per SM, tokens of a band in half of L2.
 
-        ``slices`` is an upper bound: none of them is empty. ``pairs`` (default: as many as there are SMs
-        for, or tiles) bounds the clusters.
+        None of the slices is empty, so there may be fewer than the configuration asks for. ``pairs``
+        (default: as many as there are SMs for, or tiles) bounds the clusters.
 
         Raises:
-            ArgumentError: a size below 1, several slices of a kernel that writes y, or more CTAs of a
-                cluster than the device has SMs.
+            ArgumentError: a size below 1, or more CTAs of a cluster than the device has SMs.
         """
-        for name, value in (("m", m), ("n", n), ("k", k), ("slices", slices)):
+        for name, value in (("m", m), ("n", n), ("k", k)):
             if value < 1:
                 raise ArgumentError(name, value, "1 or more")
-        if slices > 1 and not config.partial:
-            raise ArgumentError("slices", slices, "1 for a kernel that writes y, not partial sums")
         if props.sm_count < config.ctas:
             raise ArgumentError(
                 "device",
@@ -79,7 +75,7 @@ class Grid:
                 f"at least {config.ctas} SMs for a cluster of {config.ctas}",
             )
         k_stages = -(-k // STAGE_K)
-        slice_stages = -(-k_stages // slices)
+        slice_stages = -(-k_stages // config.slices)
         token_tiles = -(-m // config.tokens)
         row_tiles = -(-n // (TILE_ROWS * config.ctas))
         used = -(-k_stages // slice_stages)
@@ -104,29 +100,26 @@ class Grid:
         return self.slices, self.token_tiles * config.tokens, self.row_tiles * TILE_ROWS * config.ctas
 
 
-def check_operands(x: torch.Tensor, w: PackedWeight, out: torch.Tensor) -> None:
-    """Check what bulk tensor copies need.
-
-    ``x`` is ``[M, packed_k]`` (with act-order: already gathered), ``out`` ``[M, N]``; both in the weight's
-    dtype and on its device, with unit inner stride, rows a multiple of 16 bytes apart and 16-byte aligned.
+def check_operands(x: torch.Tensor, w: PackedWeight, bias: torch.Tensor | None, out: torch.Tensor) -> None:
+    """Check shapes, dtypes and devices: ``x[M, K]``, ``bias[N]`` if there is one, ``out[M, N]``.
 
     Raises:
         ArgumentError, ArgumentTypeError: naming the tensor and what is wrong with it.
     """
-    wanted = (("x", x, w.packed_k), ("out", out, w.shape[1]))
-    for name, tensor, columns in wanted:
+    k, n = w.shape
+    for name, tensor, shape in (
+        ("x", x, (x.shape[0], k)),
+        ("bias", bias, (n,)),
+        ("out", out, (x.shape[0], n)),
+    ):
+        if tensor is None:
+            continue
         if tensor.dtype != w.dtype:
             raise ArgumentTypeError(f"{name}.dtype", tensor.dtype, str(w.dtype))
         if tensor.device != w.device:
             raise ArgumentError(f"{name}.device", tensor.device, f"{w.device}, where the weight is")
-        if tensor.ndim != 2 or tensor.shape[1] != columns or tensor.shape[0] != x.shape[0]:
-            raise ArgumentError(f"{name}.shape", tuple(tensor.shape), f"({x.shape[0]}, {columns})")
-        if tensor.stride(1) != 1 or tensor.stride(0) % 8 or tensor.stride(0) < columns:
-            raise ArgumentError(
-                f"{name}.stride", tensor.stride(), "(a multiple of 8, 1): rows of whole 16 bytes"
-            )
-        if tensor.data_ptr() % 16:
-            raise ArgumentError(name, f"address {tensor.data_ptr():#x}", "memory aligned to 16 bytes")
+        if tuple(tensor.shape) != shape:
+            raise ArgumentError(f"{name}.shape", tuple(tensor.shape), str(shape))
 
 
 def arguments(
@@ -134,13 +127,15 @@ def arguments(
     grid: Grid,
     x: torch.Tensor,
     w: PackedWeight,
+    bias: torch.Tensor | None,
     out: torch.Tensor | None,
     workspace: torch.Tensor | None,
 ) -> list[Argument]:
     """Kernel arguments in order: five tensor maps, bias, workspace, seven int32.
 
-    ``out`` is needed unless the kernel is one of partial sums; then ``workspace`` is, fp32 of
-    :meth:`Grid.workspace_shape`. See :func:`check_operands` for ``x`` and ``out``.
+    ``x`` is ``[M, packed_k]`` in packed row order. ``out`` is needed unless the kernel is one of partial
+    sums; then ``workspace`` is, fp32 of :meth:`Grid.workspace_shape`. Rows of ``x`` and ``out`` are
+    contiguous and aligned to 16 bytes.
     """
     k, n = w.packed_k, w.shape[1]
     scales = _rows_map(config, w.scale_rows)
@@ -148,7 +143,7 @@ def arguments(
         x,
         w.scheme.dtype,
         (k, x.shape[0]),
-        (x.stride(0) * 2,),
+        (_pitch(x),),
         (STEP_K, config.cta_tokens),
         swizzle="128",
         l2_promotion="128",
@@ -162,7 +157,7 @@ def arguments(
         scales if w.zero_rows is None else _rows_map(config, w.zero_rows),
         tokens,
         result,
-        w.bias if config.bias else None,
+        bias,
         workspace,
         *map(np.int32, sizes),
     ]
@@ -194,5 +189,10 @@ def _output_map(w: PackedWeight, out: torch.Tensor) -> TensorMap:
     """What one epilogue warp stores at a time; rows and columns out of range are not written."""
     m, n = out.shape
     return TensorMap(
-        out, w.scheme.dtype, (n, m), (out.stride(0) * 2,), (_WARP_COLUMNS, EPILOGUE_TOKENS), swizzle="64"
+        out, w.scheme.dtype, (n, m), (_pitch(out),), (_WARP_COLUMNS, EPILOGUE_TOKENS), swizzle="64"
     )
+
+
+def _pitch(rows: torch.Tensor) -> int:
+    """Bytes from row to row; of a single row, which may have any stride, its size in whole 16 bytes."""
+    return int(rows.stride(0)) * 2 if rows.shape[0] > 1 else -(-rows.shape[1] // 8) * 16

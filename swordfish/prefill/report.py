@@ -35,8 +35,7 @@ def _variants() -> Iterator[PrefillConfig]:
             yield replace(_BASE, tokens=tokens, home=home)
     for tokens in (32, 64, 128):
         yield replace(_BASE, tokens=tokens, ctas=1)
-    yield replace(_BASE, bias=True)
-    yield replace(_BASE, tokens=128, partial=True)
+    yield replace(_BASE, tokens=128, slices=2)
     zero_kinds: tuple[ZeroKind, ...] = ("none", "integer", "offset")
     for bits, dtype, zeros, group in itertools.product(
         (4, 8), ("bfloat16", "float16"), zero_kinds, GROUP_SIZES
@@ -70,7 +69,7 @@ def variant_table(
         s, meta = c.scheme, artifact.metadata
         group = "channelwise" if s.group_size == -1 else f"g{s.group_size}"
         zeros = "" if s.zeros == "none" else f" {s.zeros} zeros"
-        extra = "bias" if c.bias else "partial sums" if c.partial else ""
+        extra = "partial sums" if c.partial else ""
         cells = [
             f"int{s.bits} {s.dtype} {group}{zeros}",
             f"{128 * c.ctas} x {c.tokens}",

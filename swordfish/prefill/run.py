@@ -1,71 +1,92 @@
-"""Run a prefill configuration: one kernel, or partial sums of slices of K and their reduction."""
+"""Launch a prefill configuration: one kernel, or partial sums of slices of K and their reduction."""
 
 from __future__ import annotations
+
+import functools
 
 import numpy as np
 import torch
 
+from swordfish.decode.tokens import packed_tokens
 from swordfish.errors import ArgumentError
 from swordfish.packed import PackedWeight
 from swordfish.prefill.config import PrefillConfig
 from swordfish.prefill.launch import Grid, arguments, check_operands, source
 from swordfish.runtime.device import device_props
-from swordfish.runtime.launch import LaunchConfig
+from swordfish.runtime.launch import Kernel, LaunchConfig
 from swordfish.runtime.registry import get_kernel
 from swordfish.runtime.source import KernelSource, assemble
 
-__all__ = ["prefill", "reduce_source"]
+__all__ = ["launch_prefill", "reduce_source"]
 
 _REDUCE_THREADS = 128
 _REDUCE_COLUMNS = 8
 
 
-def prefill(
+def launch_prefill(
+    config: PrefillConfig,
     x: torch.Tensor,
     w: PackedWeight,
-    config: PrefillConfig,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
     *,
-    out: torch.Tensor | None = None,
-    slices: int = 1,
     pairs: int | None = None,
-) -> torch.Tensor:
-    """``x[M, packed_k] @ W`` with the tile of ``config``, ``[M, N]``; for act-order x is gathered before.
+) -> None:
+    """Queue ``out[M, N] = x[M, K] @ W (+ bias)`` with the tile of ``config``, on the GPU or the emulator.
 
-    A configuration with ``partial`` runs up to ``slices`` slices of K into an fp32 workspace, which a second
-    kernel adds up in order. ``pairs`` bounds the clusters, see :meth:`~swordfish.prefill.launch.Grid.of`.
+    ``x`` in checkpoint row order, any strides; a launch that gathers goes before with act-order, or where x
+    is not as bulk copies read it (rows of whole 16 bytes). ``out`` any strides; it is written through a copy
+    unless bulk stores can write it. Both, and ``bias`` ``[N]``, in the weight's dtype and on its device.
+    ``pairs`` bounds the clusters, see :meth:`~swordfish.prefill.launch.Grid.of`.
 
     Raises:
-        ArgumentError, ArgumentTypeError: a configuration for another scheme, or what
-            :func:`~swordfish.prefill.launch.check_operands` and :meth:`Grid.of` refuse.
+        ArgumentError: a configuration for another scheme, or what :meth:`Grid.of` refuses.
+        ArgumentError, ArgumentTypeError: operands of another shape, dtype or device.
     """
-    if out is None:
-        out = torch.empty(x.shape[0], w.shape[1], dtype=w.dtype, device=w.device)
     if config.flat() != config.for_scheme(w.scheme).flat():
         raise ArgumentError("config.scheme", config.scheme, f"the weight's, {w.scheme}")
-    if config.bias and w.bias is None:
-        raise ArgumentError("config.bias", True, "False: the weight has no bias")
-    check_operands(x, w, out)
+    check_operands(x, w, bias, out)
     m, n = out.shape
-    if config.partial and n % _REDUCE_COLUMNS:
-        raise ArgumentError("N", n, f"a multiple of {_REDUCE_COLUMNS} for partial sums")
     if m == 0:
-        return out
+        return
+    k = w.packed_k
     props = device_props(w.device)
-    grid = Grid.of(config, m, n, w.packed_k, props, slices=slices, pairs=pairs)
-    workspace = None
+    grid = Grid.of(config, m, n, k, props, pairs=pairs)
+    tokens = packed_tokens(x, w.perm, k, props.arch)[:, :k]
+    target = out if _bulk_storable(out) else torch.empty((m, n), dtype=out.dtype, device=out.device)
+    kernel = _kernel(config, props.arch)
     if config.partial:
         workspace = torch.empty(grid.workspace_shape(config), dtype=torch.float32, device=w.device)
-    kernel = get_kernel(source(config), props.arch)
-    target = None if config.partial else out
-    kernel.launch(grid.launch_config(config), arguments(config, grid, x, w, target, workspace))
-    if workspace is not None:
-        threads = m * (n // _REDUCE_COLUMNS)
-        launch = LaunchConfig((-(-threads // _REDUCE_THREADS), 1, 1), (_REDUCE_THREADS, 1, 1))
-        slices, tokens, columns = workspace.shape
-        sizes = map(np.int32, (m, n, tokens, columns, slices))
-        reduction = get_kernel(reduce_source(config), props.arch)
-        reduction.launch(launch, [workspace, w.bias, out, *sizes, np.int64(out.stride(0))])
-    return out
+        kernel.launch(grid.launch_config(config), arguments(config, grid, tokens, w, None, None, workspace))
+        _reduce(config, workspace, bias, target, props.arch)
+    else:
+        kernel.launch(grid.launch_config(config), arguments(config, grid, tokens, w, bias, target, None))
+    if target is not out:
+        out.copy_(target)
+
+
+@functools.lru_cache(maxsize=1024)
+def _kernel(config: PrefillConfig, arch: str) -> Kernel:
+    return get_kernel(source(config), arch)
+
+
+def _bulk_storable(out: torch.Tensor) -> bool:
+    """Unit inner stride, rows aligned to 16 bytes."""
+    unit = out.stride(1) == 1 or out.shape[1] == 1
+    return unit and out.data_ptr() % 16 == 0 and (out.shape[0] == 1 or out.stride(0) % 8 == 0)
+
+
+def _reduce(
+    config: PrefillConfig, workspace: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, arch: str
+) -> None:
+    """``out = round(sum of the slices + bias)``."""
+    m, n = out.shape
+    slices, tokens, columns = workspace.shape
+    threads = m * (n // _REDUCE_COLUMNS)
+    launch = LaunchConfig((-(-threads // _REDUCE_THREADS), 1, 1), (_REDUCE_THREADS, 1, 1))
+    sizes = map(np.int32, (m, n, tokens, columns, slices))
+    reduction = get_kernel(reduce_source(config), arch)
+    reduction.launch(launch, [workspace, bias, out, *sizes, np.int64(out.stride(0))])
 
 
 def reduce_source(config: PrefillConfig) -> KernelSource:

@@ -39,9 +39,7 @@ def store_output(
     for item in cutlass.range(schedule.first, schedule.items, schedule.step, unroll=1):
         row, token = schedule.tile(item)
         row += warp * WARP_ROWS
-        addends = None
-        if cutlass.const_expr(c.bias):
-            addends = [load_bias(bias, row + (lane >> 2) + 8 * r, n) for r in range(4)]
+        addends = [load_bias(bias, row + (lane >> 2) + 8 * r, n) for r in range(4)]
         wait(ring.full.subview(stage), parity)
         prims.tcgen05_fence(prims.Tcgen05Fence.AFTER_THREAD_SYNC)
         for part in cutlass.range_constexpr(c.tokens // EPILOGUE_TOKENS):
@@ -88,15 +86,15 @@ def finish(c, values, addends, half):
     results = []
     for i in range(EPILOGUE_TOKENS // 2):
         value = values[i] * factor if c.fold else values[i]
-        results.append(value + addends[2 * half + (i >> 1) % 2] if c.bias else value)
+        results.append(value + addends[2 * half + (i >> 1) % 2])
     return cutlass.Vector.from_elements(tuple(results), Float32)
 
 
 @cute.jit
 def load_bias(bias: cute.Pointer, column: Int32, n: Int32):
-    """``bias[column]`` in fp32, 0 beyond the last column."""
+    """``bias[column]`` in fp32; 0 beyond the last column and without a bias."""
     value = Float32(0)
-    if column < n:
+    if (column < n) & (bias.toint() != 0):
         value = (bias + column).load().to(Float32)
     return value
 
