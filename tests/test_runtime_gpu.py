@@ -255,7 +255,8 @@ def test_warm_process_start(tmp_path: Path) -> None:
             LaunchConfig((1, 1, 1), (128, 1, 1), shared_bytes=512), [x, y, np.int32(128), np.float32(2),
             bytes(4), None])
         assert y.tolist() == [2.0] * 128
-        print(f"import torch {{torch_done - start:.2f}} s", f"first result {{time.perf_counter() - start:.2f}} s")
+        done = time.perf_counter()
+        print(f"import torch {{torch_done - start:.2f}} s, first result {{done - start:.2f}} s")
     """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", textwrap.dedent(code)]

@@ -4,6 +4,7 @@ backend."""
 from __future__ import annotations
 
 import ctypes
+import struct
 import sys
 import threading
 import types
@@ -67,6 +68,7 @@ class FakeDriver:
         self.calls: list[tuple[Any, ...]] = []
         self.launches: list[dict[str, Any]] = []
         self.status: list[int] = []
+        self.bound: list[int] = []
         self.mode = 0
         self.device = 0
         self.sizes: list[int] = []
@@ -121,6 +123,7 @@ def driver(artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
         return previous
 
     monkeypatch.setattr("swordfish.runtime.launch.bindings", lambda: fake)
+    monkeypatch.setattr("swordfish.runtime.launch.bind_context", fake.bound.append)
     monkeypatch.setattr(
         "swordfish.runtime.launch.device_props", lambda index: DeviceProps.for_target("sm_90a")
     )
@@ -228,7 +231,19 @@ def test_a_failing_launch_raises_at_once_and_restores_the_device(
 def test_a_thread_without_a_context_gets_one(artifact: Artifact, driver: FakeDriver) -> None:
     driver.status = [201]
     Kernel(artifact).launch(CONFIG, arguments(0))
-    assert len(driver.launches) == 2
+    assert len(driver.launches) == 2 and driver.bound == [0, 0], "for loading, and again for the launch"
+
+
+def test_a_launch_again_passes_new_values_to_the_same_place(artifact: Artifact, driver: FakeDriver) -> None:
+    prepared = Kernel(artifact).prepare(CONFIG)
+    given = [arguments(device) for device in (0, 0, 1, 1)]
+    for device, args in zip((0, 0, 1, 1), given, strict=True):  # the first call for a device is checked
+        prepared.again(device, args)
+    prepared(given[3])
+    assert [launch["device"] for launch in driver.launches] == [0, 0, 1, 1, 1]
+    assert [launch["hStream"] for launch in driver.launches] == [1000, 1000, 1001, 1001, 1001]
+    pointers = [struct.unpack("Q", launch["values"][0])[0] for launch in driver.launches]
+    assert pointers == [args[0].data_ptr() for args in (*given, given[3])]
 
 
 def test_a_stream_may_be_given(artifact: Artifact, driver: FakeDriver) -> None:
@@ -303,7 +318,8 @@ def test_prepared_launches_are_kept_but_not_without_bound(artifact: Artifact) ->
             r"args\[2\]=int64 of 8 bytes .* the 4 bytes",
         ),
         (lambda a: [*a[:6], b"abcde"], ArgumentError, r"args\[6\]=bytes of 5 bytes .* the 6 bytes"),
-        (lambda a: [*a[:2], 5, *a[3:]], ArgumentTypeError, r"args\[2\]=int .* numpy scalar such as np.int32"),
+        (lambda a: [*a[:2], 5.0, *a[3:]], ArgumentTypeError, r"args\[2\]=float .* numpy scalar such as np.f"),
+        (lambda a: [*a[:4], 5, *a[5:]], ArgumentError, r"args\[4\]=int of 8 bytes .* the 128 bytes"),
         (lambda a: [[1.0], *a[1:]], ArgumentTypeError, r"args\[0\]=list"),
     ],
 )

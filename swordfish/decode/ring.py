@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 
-import numpy as np
 import torch
 
 from swordfish.decode.defines import scheme_defines
@@ -117,6 +116,11 @@ class RingConfig:
         if self.split > units:
             raise ArgumentError("RingConfig.split", self.split, f"at most the {units} units of K={k}")
 
+    @staticmethod
+    def launch_rows(m: int) -> int:
+        """How many of ``m`` rows one launch takes: all, in row tiles."""
+        return m
+
     def source(self, scheme: Scheme, k: int, n: int, *, bias: bool) -> KernelSource:
         """The kernel for weights of shape ``[k, n]``."""
         return assemble(
@@ -168,9 +172,9 @@ class RingConfig:
             perm,
             bias,
             out,
-            np.int32(x.shape[0]),
-            np.int64(x.stride(0)),
-            np.int64(out.stride(0)),
+            x.shape[0],
+            x.stride(0),
+            out.stride(0),
         )
 
 

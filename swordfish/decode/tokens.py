@@ -37,15 +37,15 @@ def packed_tokens(x: torch.Tensor, perm: torch.Tensor | None, k: int, arch: str)
     ``perm`` is int32 ``[k]`` (-1: a padded row) or ``None`` for natural order. One launch on the current
     stream otherwise.
     """
-    m = x.shape[0]
-    pitch = _ROW_ALIGNMENT if m == 1 else x.stride(0)  # 0 (expanded rows) is no stride for a tensor map
-    aligned = x.stride(1) == 1 and pitch > 0 and pitch % _ROW_ALIGNMENT == 0 and x.data_ptr() % 16 == 0
-    if perm is None and k % 64 == 0 and aligned:
+    m, pitch, inner = x.shape[0], *x.stride()
+    # The pitch of a single row is arbitrary, and 0 (expanded rows) is no stride for a tensor map.
+    rows = m == 1 or (pitch > 0 and pitch % _ROW_ALIGNMENT == 0)
+    if perm is None and rows and inner == 1 and k % 64 == 0 and x.data_ptr() % 16 == 0:
         return x
     padded = -(-k // 64) * 64
     out = torch.empty((m, padded), dtype=x.dtype, device=x.device)
     ctas = -(-m * (padded // _PER_THREAD) // _THREADS)
     config = LaunchConfig((ctas, 1, 1), (_THREADS, 1, 1), programmatic=True)
-    arguments = (np.int32(m), np.int32(k), np.int32(padded), np.int64(x.stride(0)), np.int64(x.stride(1)))
+    arguments = (np.int32(m), np.int32(k), np.int32(padded), np.int64(pitch), np.int64(inner))
     _kernel(arch).launch(config, (x, perm, out, *arguments))
     return out

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from math import gcd
+from typing import ClassVar
 
-import numpy as np
 import torch
 
 from swordfish.decode.defines import scheme_defines
@@ -46,6 +46,9 @@ class WideConfig:
 
     Raises ``ArgumentError`` on a value outside these sets.
     """
+
+    gather: ClassVar[bool] = False
+    """Tokens are expected in packed order, see ``RingConfig.gather``."""
 
     tokens: int
     tiles: int = 2
@@ -151,6 +154,10 @@ class WideConfig:
         if self.split > stages:
             raise ArgumentError("WideConfig.split", self.split, f"no more than the {stages} stages of K={k}")
 
+    def launch_rows(self, m: int) -> int:
+        """How many of ``m`` rows one launch takes."""
+        return min(m, self.tokens)
+
     def source(self, scheme: Scheme, k: int, n: int, *, bias: bool) -> KernelSource:
         """The kernel for weights of shape ``[k, n]``; with act-order, x comes with permuted columns."""
         defines = scheme_defines(scheme, k, n, bias=bias) | {
@@ -211,8 +218,8 @@ class WideConfig:
             _map(x, _tokens, self.tokens, depth),
             bias,
             out,
-            np.int32(x.shape[0]),
-            np.int64(out.stride(0)),
+            x.shape[0],
+            out.stride(0),
         )
 
 

@@ -15,7 +15,7 @@ from swordfish.runtime.tensor_map import TENSOR_MAP_BYTES, TensorMap
 
 __all__ = ["CPU_DEVICE", "NO_DEVICE", "Argument", "ArgumentFrame", "ArgumentLayout"]
 
-Argument: TypeAlias = "torch.Tensor | np.generic | TensorMap | bytes | None"
+Argument: TypeAlias = "torch.Tensor | np.generic | int | TensorMap | bytes | None"
 
 CPU_DEVICE = -1  # torch.Tensor.get_device() of a CPU tensor
 NO_DEVICE = -2  # no tensor among the arguments
@@ -56,7 +56,7 @@ class ArgumentLayout:
         self.nulls = tuple(i for i, arg in enumerate(args) if arg is None)
         codes, self.offsets, at = ["<"], [], 0
         for i, (arg, size) in enumerate(zip(args, param_sizes, strict=True)):
-            code, alignment = _code(f"args[{i}]", arg)
+            code, alignment = _code(f"args[{i}]", arg, size)
             if struct.calcsize("<" + code) != size:
                 seen = f"{type(arg).__name__} of {struct.calcsize('<' + code)} bytes"
                 raise ArgumentError(f"args[{i}]", seen, f"the {size} bytes that kernel {entry} takes there")
@@ -88,10 +88,12 @@ def _place(index: int) -> str:
     return "cpu" if index == CPU_DEVICE else f"cuda:{index}"
 
 
-def _code(name: str, arg: Argument) -> tuple[str, int]:
-    """``struct`` code and alignment of one argument."""
+def _code(name: str, arg: Argument, size: int) -> tuple[str, int]:
+    """``struct`` code and alignment of one argument for a parameter of ``size`` bytes."""
     if arg is None or isinstance(arg, torch.Tensor):
         return "Q", 8
+    if type(arg) is int:
+        return ("i" if size == 4 else "q"), 8
     if isinstance(arg, np.generic):
         code = _SCALAR_CODES.get(type(arg))
         if code is not None:
@@ -100,7 +102,7 @@ def _code(name: str, arg: Argument) -> tuple[str, int]:
         return f"{TENSOR_MAP_BYTES}s", _OPAQUE_ALIGNMENT
     elif isinstance(arg, bytes):
         return f"{len(arg)}s", _OPAQUE_ALIGNMENT
-    allowed = "a torch tensor, None, a numpy scalar such as np.int32(3), a TensorMap or bytes"
+    allowed = "a torch tensor, None, an int, a numpy scalar such as np.float32(3), a TensorMap or bytes"
     raise ArgumentTypeError(name, type(arg).__name__, allowed)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from swordfish.errors import SwordfishError
 
-__all__ = ["DriverError", "bindings", "check"]
+__all__ = ["DriverError", "bind_context", "bindings", "check"]
 
 
 class DriverError(SwordfishError, RuntimeError):
@@ -51,3 +51,22 @@ def check(call: str, result: tuple[Any, ...], context: str = "") -> Any:
     if status != 0:
         raise DriverError(call, status, context)
     return values[0] if len(values) == 1 else tuple(values)
+
+
+def bind_context(device: int) -> None:
+    """Make the primary context of CUDA device ``device`` current in this thread, which may never have used
+    CUDA. Setting the device through torch does not when the index stays the same.
+
+    Raises:
+        DriverError: the driver refuses.
+    """
+    check("cuCtxSetCurrent", bindings().cuCtxSetCurrent(_primary_context(device)), f"on cuda:{device}")
+
+
+@functools.cache
+def _primary_context(device: int) -> Any:
+    """Retained for the process, as torch does."""
+    driver = bindings()
+    handle = check("cuDeviceGet", driver.cuDeviceGet(device), f"for cuda:{device}")
+    retained = driver.cuDevicePrimaryCtxRetain(handle)
+    return check("cuDevicePrimaryCtxRetain", retained, f"for cuda:{device}")
