@@ -34,9 +34,10 @@ if TYPE_CHECKING:
         load_layers,
     )
     from swordfish.linear import Linear
-    from swordfish.ops import mm
+    from swordfish.matmul import mm
     from swordfish.packed import PackedWeight
     from swordfish.runtime.backend import emulate
+    from swordfish.warm import warmup
     from swordfish.weights import QuantizedWeight, dequantize, pack, pack_weight
 
 __version__ = "0.1.0"
@@ -56,9 +57,10 @@ _LAZY = {
     "list_layers": "formats",
     "load_layer": "formats",
     "load_layers": "formats",
-    "mm": "ops",
+    "mm": "matmul",
     "pack": "weights",
     "pack_weight": "weights",
+    "warmup": "warm",
 }
 
 __all__ = [
@@ -86,6 +88,7 @@ __all__ = [
     "mm",
     "pack",
     "pack_weight",
+    "warmup",
 ]
 
 

@@ -3,33 +3,118 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 
-from swordfish.decode import DecodeConfig, choose
+from swordfish.calls import Call, DecodeCall
+from swordfish.decode import DecodeConfig, choose, gather_source
+from swordfish.dense import DequantConfig, dense_mm
 from swordfish.errors import ArgumentError
 from swordfish.packed import PackedWeight
+from swordfish.paths import PATHS, choose_path
+from swordfish.prefill import PrefillConfig, choose_prefill, launch_prefill, reduce_source
+from swordfish.prefill import source as prefill_source
+from swordfish.reference import reference_mm
+from swordfish.runtime.arguments import CPU_DEVICE
+from swordfish.runtime.backend import active_emulation
 from swordfish.runtime.device import DeviceProps, device_props
-from swordfish.runtime.launch import PreparedLaunch
-from swordfish.runtime.registry import get_kernel
-from swordfish.scheme import Scheme
+from swordfish.runtime.registry import Source
+from swordfish.scheme import Scheme, ZeroKind
 from swordfish.tune.table import device_table
 
-__all__ = ["TUNED_VARIABLE", "Plan", "explain", "forget_plans", "plan", "prepared_decode"]
+__all__ = [
+    "LOG_VARIABLE",
+    "PATH_VARIABLE",
+    "TUNED_VARIABLE",
+    "Overrides",
+    "Plan",
+    "call_for",
+    "explain",
+    "forget_plans",
+    "overrides",
+    "plan",
+    "props_of",
+]
+
+PATH_VARIABLE = "SWORDFISH_PATH"
+"""``decode``, ``prefill`` or ``dense`` in the environment: calls that this path can take go there."""
 
 TUNED_VARIABLE = "SWORDFISH_TUNED"
 """``0`` in the environment: calls use the rules of ``choose`` whatever ``swordfish tune`` has measured."""
 
+LOG_VARIABLE = "SWORDFISH_LOG"
+"""``dispatch`` in the environment: every call logs its plan to the logger ``swordfish.dispatch``."""
+
+_CALLS_KEPT = 8192
+_logger = logging.getLogger("swordfish.dispatch")
+
+
+class Overrides(NamedTuple):
+    """What the environment asks for: :data:`PATH_VARIABLE`, :data:`TUNED_VARIABLE`, :data:`LOG_VARIABLE`."""
+
+    path: str | None = None
+    tuned: bool = True
+    log: bool = False
+
+
+NO_OVERRIDES = Overrides()
+
+# os.environ raises and catches an exception inside for every variable that is not set, 0.6 us each; the
+# dictionary behind it does not. Both see later changes.
+_environment: Any = getattr(os.environ, "_data", os.environ)
+_encode: Any = getattr(os.environ, "encodekey", str) if _environment is not os.environ else str
+_PATH, _TUNED, _LOG = (_encode(name) for name in (PATH_VARIABLE, TUNED_VARIABLE, LOG_VARIABLE))
+
+
+def overrides() -> Overrides:
+    """The environment's wishes at this moment.
+
+    Raises:
+        ArgumentError: :data:`PATH_VARIABLE` names no path.
+    """
+    if _PATH not in _environment and _TUNED not in _environment and _LOG not in _environment:
+        return NO_OVERRIDES
+    path = os.environ.get(PATH_VARIABLE) or None
+    if path is not None and path not in PATHS:
+        raise ArgumentError(PATH_VARIABLE, repr(path), f"one of {', '.join(PATHS)}")
+    return Overrides(
+        path, os.environ.get(TUNED_VARIABLE) != "0", "dispatch" in os.environ.get(LOG_VARIABLE, "").split(",")
+    )
+
 
 @dataclass(frozen=True)
 class Plan:
-    """``path`` is ``"decode"``, ``"reference"`` (CPU tensors, nothing emulated) or ``"empty"`` (no rows)."""
+    """What runs for a call.
+
+    ============= =========================================== ============================
+    ``path``      what                                        ``config``
+    ============= =========================================== ============================
+    ``decode``    few rows: mma.sync or wgmma kernels         a decode configuration
+    ``prefill``   many rows: the tcgen05 collective           a ``PrefillConfig``
+    ``dense``     dequantise once, then cuBLAS                ``None``
+    ``reference`` CPU tensors, nothing emulated               ``None``
+    ``empty``     no rows                                     ``None``
+    ============= =========================================== ============================
+    """
 
     path: str
-    config: DecodeConfig | None
+    config: DecodeConfig | PrefillConfig | None
     reason: str
+
+    def sources(self, scheme: Scheme, k: int, n: int, *, bias: bool = False) -> list[Source]:
+        """Every kernel that a call of this plan may launch, for ahead-of-time builds; none without a GPU."""
+        if self.path == "dense":
+            return [DequantConfig.for_columns(n).source(scheme)]
+        if isinstance(self.config, PrefillConfig):
+            kernels: list[Source] = [prefill_source(self.config), gather_source()]
+            return [*kernels, reduce_source(self.config)] if self.config.partial else kernels
+        if self.config is not None:
+            return [self.config.source(scheme, k, n, bias=bias), gather_source()]
+        return []
 
     def __str__(self) -> str:
         what = self.path if self.config is None else f"{self.path} {self.config}"
@@ -44,23 +129,22 @@ def plan(
     props: DeviceProps | None,
     *,
     padded_rows: bool = False,
-    tuned: bool = True,
+    wishes: Overrides = NO_OVERRIDES,
 ) -> Plan:
-    """The path and configuration for ``x[m, k] @ W[k, n]``; ``props`` is ``None`` for the CPU reference.
+    """The path and configuration for ``x[m, k] @ W[k, n]``: a pure function, but for the table of ``swordfish
+    tune``.
 
-    ``k`` counts packed rows (``PackedWeight.packed_k``); ``padded_rows`` says that some of them are padding
-    between groups. A configuration that ``swordfish tune`` found faster on this device goes before the rules
-    of :func:`~swordfish.decode.choose.choose`, unless :data:`TUNED_VARIABLE` is ``0`` or
-    ``tuned`` is false.
+    Args:
+        k: packed rows (``PackedWeight.packed_k``).
+        props: the device, or ``None`` for the CPU reference.
+        padded_rows: some of the packed rows are padding between groups.
+        wishes: what :func:`overrides` read; a path that cannot take the call is passed over, and the reason
+            says so. A configuration that ``swordfish tune`` found faster on this device goes before the
+            rules of :func:`~swordfish.decode.choose.choose` unless ``wishes.tuned`` is false.
+
+    Raises:
+        ArgumentError: ``m`` is negative.
     """
-    tuned = tuned and os.environ.get(TUNED_VARIABLE) != "0"
-    return _plan(m, n, k, scheme, props, padded_rows, tuned)
-
-
-@functools.lru_cache(maxsize=4096)
-def _plan(
-    m: int, n: int, k: int, scheme: Scheme, props: DeviceProps | None, padded_rows: bool, tuned: bool
-) -> Plan:
     if m < 0:
         raise ArgumentError("m", m, "0 or more")
     if m == 0:
@@ -69,43 +153,95 @@ def _plan(
         return Plan(
             "reference", None, "tensors on the CPU and no GPU emulated: fp64 product of the exact weights"
         )
-    if tuned:
+    path, reason = choose_path(m, n, k, scheme, props, wishes.path)
+    if path == "dense":
+        return Plan("dense", None, reason)
+    if path == "prefill":
+        modelled = choose_prefill(m, n, k, scheme, props)
+        return Plan("prefill", modelled.config, f"{modelled.reason}; {reason}")
+    if wishes.tuned:
         entry = device_table(props).find(scheme, m, k, n, padded_rows=padded_rows)
         if entry is not None:
-            reason = f"tuned on this device, {entry.us:.2f} us against {entry.default_us:.2f} us by rule"
-            return Plan("decode", entry.config, reason)
-    choice = choose(m, n, k, scheme, props, padded_rows=padded_rows)
-    return Plan("decode", choice.config, choice.reason)
-
-
-def forget_plans() -> None:
-    """Forget plans and the tables that they came from: calls see what was tuned since."""
-    _plan.cache_clear()
-    device_table.cache_clear()
+            tuned = f"tuned on this device, {entry.us:.2f} us against {entry.default_us:.2f} us by rule"
+            return Plan("decode", entry.config, f"{tuned}; {reason}")
+    rule = choose(m, n, k, scheme, props, padded_rows=padded_rows)
+    return Plan("decode", rule.config, f"{rule.reason}; {reason}")
 
 
 def explain(w: PackedWeight, m: int) -> Plan:
     """Which kernel ``sf.mm`` would run for ``m`` rows of this weight, on its device, and why; print it."""
     if not isinstance(w, PackedWeight):
         raise ArgumentError("w", type(w).__name__, "a PackedWeight")
-    padded = w.packed_k != w.shape[0]
-    return plan(m, w.shape[1], w.packed_k, w.scheme, props_of(w.device), padded_rows=padded)
+    padded, props = w.packed_k != w.shape[0], props_of(w.device)
+    return plan(m, w.shape[1], w.packed_k, w.scheme, props, padded_rows=padded, wishes=overrides())
 
 
 def props_of(device: torch.device) -> DeviceProps | None:
     """Properties of a device that runs kernels; ``None`` for a CPU on which nothing is emulated."""
-    if device.type == "cpu":
-        from swordfish.runtime.backend import active_emulation
-
-        emulation = active_emulation()
-        return None if emulation is None else DeviceProps.for_target(emulation.arch)
+    if device.type == "cpu" and active_emulation() is None:
+        return None
     return device_props(device)
 
 
-@functools.lru_cache(maxsize=4096)
-def prepared_decode(
-    config: DecodeConfig, scheme: Scheme, m: int, k: int, n: int, bias: bool, arch: str
-) -> PreparedLaunch:
-    """The decode kernel of a plan, compiled or read from the cache, with its launch shape."""
-    kernel = get_kernel(config.source(scheme, k, n, bias=bias), arch)
-    return kernel.prepare(config.launch_config(scheme, m, k, n))
+def call_for(m: int, w: PackedWeight, bias: bool) -> Call:
+    """The plan for ``m`` rows of ``w``, ready to call; its kernels are compiled or read from the cache at the
+    first call of its kind."""
+    wishes, s = overrides(), w.scheme
+    device: int | str | None = w.words.get_device()
+    if device == CPU_DEVICE:
+        emulation = active_emulation()
+        device = None if emulation is None else emulation.arch
+    if wishes.log:
+        _log(m, w)
+    k, n = w.shape
+    return _call(
+        m, k, n, w.packed_k, s.bits, s.group_size, s.dtype, s.zeros, s.act_order, bias, device, wishes
+    )
+
+
+@functools.lru_cache(maxsize=_CALLS_KEPT)
+def _call(
+    m: int,
+    k: int,
+    n: int,
+    packed_k: int,
+    bits: int,
+    group_size: int,
+    dtype: str,
+    zeros: ZeroKind,
+    act_order: bool,
+    bias: bool,
+    device: int | str | None,
+    wishes: Overrides,
+) -> Call:
+    """By plain values, whose hashes cost nothing, and the device's index, not its properties."""
+    scheme = Scheme(bits, group_size, dtype, zeros, act_order)
+    props = (
+        None
+        if device is None
+        else DeviceProps.for_target(device)
+        if isinstance(device, str)
+        else device_props(device)
+    )
+    chosen = plan(m, n, packed_k, scheme, props, padded_rows=packed_k != k, wishes=wishes)
+    if props is None:
+        return reference_mm
+    if chosen.path == "dense":
+        return dense_mm
+    if isinstance(chosen.config, PrefillConfig):
+        return functools.partial(launch_prefill, chosen.config)
+    assert chosen.config is not None
+    return DecodeCall(chosen.config, scheme, m, packed_k, n, bias=bias, arch=props.arch)
+
+
+def forget_plans() -> None:
+    """Forget plans and the tables that they came from: calls see what was tuned since."""
+    _call.cache_clear()
+    device_table.cache_clear()
+
+
+def _log(m: int, w: PackedWeight) -> None:
+    if not _logger.handlers and not logging.getLogger().handlers:
+        _logger.addHandler(logging.StreamHandler())
+    _logger.setLevel(logging.INFO)
+    _logger.info("M=%d %r: %s", m, w, explain(w, m))

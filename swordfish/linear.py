@@ -11,7 +11,7 @@ from torch import nn
 
 from swordfish.errors import ArgumentError, ArgumentTypeError
 from swordfish.layouts.packing import BLOCK, packed_shape
-from swordfish.ops import mm
+from swordfish.matmul import mm
 from swordfish.packed import FORMAT_VERSION, PackedWeight
 from swordfish.scheme import Scheme
 
@@ -45,7 +45,8 @@ class Linear(nn.Module):
             raise ArgumentTypeError("weight", type(weight).__name__, "a PackedWeight")
         self.scheme = weight.scheme
         self.in_features, self.out_features = weight.shape
-        for name in _BUFFERS:
+        # Absent ones last: torch.export numbers buffers by their place among all and skips the absent.
+        for name in sorted(_BUFFERS, key=lambda name: getattr(weight, name) is None):
             self.register_buffer(name, getattr(weight, name))
 
     @classmethod

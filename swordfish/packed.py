@@ -18,6 +18,7 @@ __all__ = ["FORMAT", "FORMAT_VERSION", "PackedWeight", "pad_columns"]
 
 FORMAT = "swordfish.packed_weight"
 FORMAT_VERSION = "1"
+_FIELDS = ("words", "scale_rows", "zero_rows", "perm", "bias", "scheme", "shape")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -131,6 +132,24 @@ class PackedWeight:
             scheme,
             shape,
         )
+
+    @classmethod
+    def unchecked(
+        cls,
+        words: torch.Tensor,
+        scale_rows: torch.Tensor,
+        zero_rows: torch.Tensor | None,
+        perm: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        scheme: Scheme,
+        shape: tuple[int, int],
+    ) -> PackedWeight:
+        """The constructor without its checks, for tensors whose shapes and dtypes have been checked: a tenth
+        of the time, which a call of a few microseconds notices."""
+        weight: PackedWeight = object.__new__(cls)
+        fields = (words, scale_rows, zero_rows, perm, bias, scheme, shape)
+        object.__setattr__(weight, "__dict__", dict(zip(_FIELDS, fields, strict=True)))
+        return weight
 
     def to(
         self,

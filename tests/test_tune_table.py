@@ -185,12 +185,14 @@ def test_an_entry_that_does_not_fit_is_ignored(what: str) -> None:
 def test_dispatch_takes_the_tuned_configuration_unless_told_not_to(monkeypatch: pytest.MonkeyPatch) -> None:
     saved()
     plan = dispatch.plan(1, 4096, 4096, INT4, HOPPER)
-    assert plan == dispatch.Plan("decode", TUNED, "tuned on this device, 3.50 us against 4.25 us by rule")
-    by_rule = dispatch.plan(1, 4096, 4096, INT4, HOPPER, tuned=False)
+    assert plan.path == "decode" and plan.config == TUNED
+    assert plan.reason.startswith("tuned on this device, 3.50 us against 4.25 us by rule")
+    by_rule = dispatch.plan(1, 4096, 4096, INT4, HOPPER, wishes=dispatch.Overrides(tuned=False))
     assert by_rule.config == DEFAULT and "tuned" not in by_rule.reason
     for value, config in (("0", DEFAULT), ("1", TUNED), ("0", DEFAULT)):
         monkeypatch.setenv("SWORDFISH_TUNED", value)
-        assert dispatch.plan(1, 4096, 4096, INT4, HOPPER).config == config
+        plan = dispatch.plan(1, 4096, 4096, INT4, HOPPER, wishes=dispatch.overrides())
+        assert plan.config == config
     assert choose(1, 4096, 4096, INT4, HOPPER).config == DEFAULT
 
 

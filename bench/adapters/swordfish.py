@@ -40,9 +40,8 @@ class Swordfish(Adapter):
         requests = []
         for problem, m in problems:
             scheme, shape = _scheme(problem), problem.shape
-            config = dispatch.plan(m, shape.n, shape.k, scheme, props).config
-            if config is not None:
-                requests.append((config.source(scheme, shape.k, shape.n, bias=False), props.arch))
+            plan = dispatch.plan(m, shape.n, shape.k, scheme, props, wishes=dispatch.overrides())
+            requests += [(source, props.arch) for source in plan.sources(scheme, shape.k, shape.n)]
         runtime.compile_many(requests)
 
     def prepare(self, weight: Weight) -> Any:

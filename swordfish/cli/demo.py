@@ -14,7 +14,7 @@ from swordfish.cli.timing import cold_read_floor, cold_time
 from swordfish.emulator import native
 from swordfish.errors import SwordfishError
 from swordfish.formats import list_layers, load_layer
-from swordfish.ops import mm
+from swordfish.matmul import mm
 from swordfish.packed import PackedWeight
 from swordfish.runtime import DeviceProps, compile_many, device_props, emulate
 from swordfish.weights import dequantize

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from swordfish.ops import mm
+from swordfish.matmul import mm
 from swordfish.packed import PackedWeight
 from swordfish.runtime import DeviceProps, LaunchConfig, assemble, get_kernel
 

@@ -24,6 +24,7 @@ __all__ = [
     "RingConfig",
     "WideConfig",
     "choose",
+    "gather_source",
     "sources_for",
 ]
 

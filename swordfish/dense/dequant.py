@@ -47,6 +47,11 @@ class DequantConfig:
         fits = (w for w in _WIDTHS if not (out.data_ptr() % (2 * w) or pitch % w or out.shape[1] % w))
         return cls(transposed, next(fits))
 
+    @classmethod
+    def for_columns(cls, n: int) -> DequantConfig:
+        """What :func:`~swordfish.dense.dense_mm` uses for ``n`` columns: its rows are whole 16 bytes."""
+        return cls(width=next(w for w in _WIDTHS if n % w == 0))
+
     def source(self, scheme: Scheme) -> KernelSource:
         """The kernel for weights of a scheme."""
         return _source(self, replace(scheme, group_size=CHANNELWISE))

@@ -123,7 +123,7 @@ def packed_shape(k: int, n: int, bits: int) -> tuple[int, int, int]:
     for name, value in (("K", k), ("N", n)):
         if value < 1:
             raise ArgumentError(name, value, "a positive number")
-    return -(-n // BLOCK), -(-k // BLOCK), _recipe(bits).block_words
+    return -(-n // BLOCK), -(-k // BLOCK), BLOCK * BLOCK * bits // 32
 
 
 def pack_words(

@@ -17,6 +17,7 @@ __all__ = [
     "PrefillConfig",
     "choose_prefill",
     "launch_prefill",
+    "reduce_source",
     "source",
     "sources_for",
     "unsupported",

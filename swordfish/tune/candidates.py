@@ -1,7 +1,7 @@
 """What can be tuned: the kernels that dispatch can launch, and for each the configurations worth timing.
 
 A kernel takes part by an entry in :data:`FAMILIES`. Its configuration is a frozen dataclass of plain values
-with ``source``, ``launch_config`` and ``arguments`` that :func:`swordfish.ops.launch_decode` can launch.
+with ``source``, ``launch_config`` and ``arguments`` that :class:`swordfish.calls.DecodeCall` can launch.
 """
 
 from __future__ import annotations

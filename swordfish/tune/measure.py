@@ -17,7 +17,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from swordfish.dispatch import plan
+from swordfish.decode import choose
 from swordfish.runtime.device import DeviceProps
 from swordfish.scheme import Scheme
 from swordfish.tune.candidates import candidates, pick
@@ -81,7 +81,7 @@ def problem_of(
 ) -> Problem:
     """The default of ``m`` rows of a ``[k, n]`` weight and at most ``most`` others, see
     :func:`~swordfish.tune.candidates.pick`."""
-    default = plan(m, n, k, scheme, props, tuned=False).config
+    default = choose(m, n, k, scheme, props).config
     found = candidates(scheme, m, k, n, props)
     return Problem(scheme, m, k, n, (default, *pick(found, default, most, seed)), len({default, *found}))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from swordfish.ops import launch_decode
+from swordfish.calls import DecodeCall
 from swordfish.packed import PackedWeight
 from swordfish.runtime.device import device_props
 from swordfish.tune.measure import Problem
@@ -70,7 +70,9 @@ class CudaTrial:
         self._warm = False
 
     def _launch(self, config: Any, weight: PackedWeight) -> None:
-        launch_decode(config, self.x, weight, None, self.out, self.arch)
+        k, n = weight.packed_k, weight.shape[1]
+        call = DecodeCall(config, weight.scheme, self.x.shape[0], k, n, bias=False, arch=self.arch)
+        call(self.x, weight, None, self.out)
 
     def check(self, config: Any) -> tuple[str, float]:
         results = []

@@ -1,19 +1,16 @@
-"""``sf.mm``: validation, layout of the operands, and the launch that the plan asks for."""
+"""``sf.mm``: validation, then straight to the kernels, or through the operator where torch has to know."""
 
 from __future__ import annotations
 
 import torch
 
-from swordfish.decode import DecodeConfig, RingConfig
-from swordfish.decode.tokens import packed_tokens
-from swordfish.decode.wide import WideConfig
-from swordfish.dispatch import plan, prepared_decode, props_of
 from swordfish.errors import ArgumentError, ArgumentTypeError
+from swordfish.operators import multiply, operands
 from swordfish.packed import PackedWeight
-from swordfish.reference import reference_mm
-from swordfish.weights import dequantize
 
 __all__ = ["mm"]
+
+_C = torch._C
 
 
 def mm(
@@ -34,7 +31,8 @@ def mm(
         fixed, so equal inputs give equal bits. Gradients flow to ``x`` (through the dequantised weight) and
         to ``bias``, not to the weight.
 
-    CPU tensors are multiplied in fp64, or by the emulated kernels inside :func:`swordfish.emulate`.
+    CPU tensors are multiplied in fp64, or by the emulated kernels inside :func:`swordfish.emulate`. Under
+    ``torch.compile`` and ``torch.export`` the call is one opaque operator, ``swordfish::mm``.
 
     Raises:
         ArgumentError: shapes or devices that do not fit, a bias given for a weight that has one, an ``out``
@@ -50,54 +48,36 @@ def mm(
     bias = _bias(bias, w)
     if out is not None:
         _check_out(out, (*x.shape[:-1], w.shape[1]), w, x)
-    if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
-        result: torch.Tensor = _Product.apply(x, w, bias)  # type: ignore[no-untyped-call]
-        return result if out is None else out.copy_(result)
+    gradient = torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad))
+    if not gradient and _plain(x):
+        return multiply(x, w, bias, out)
+    words, scale_rows, zero_rows, perm, *rest = operands(w)
     if out is None:
-        return _product(x, w, bias)
-    if out.ndim == 2 or out.is_contiguous():
-        _into(x, w, bias, out)
-        return out
-    return out.copy_(_product(x, w, bias))
-
-
-def _product(x: torch.Tensor, w: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
-    out = torch.empty((*x.shape[:-1], w.shape[1]), dtype=w.dtype, device=w.device)
-    _into(x, w, bias, out)
+        result: torch.Tensor = torch.ops.swordfish.mm(x, words, scale_rows, zero_rows, perm, bias, *rest)
+        return result
+    if gradient:
+        return out.copy_(torch.ops.swordfish.mm(x, words, scale_rows, zero_rows, perm, bias, *rest))
+    torch.ops.swordfish.mm_out(x, words, scale_rows, zero_rows, perm, bias, *rest, out=out)
     return out
 
 
-def _into(x: torch.Tensor, w: PackedWeight, bias: torch.Tensor | None, out: torch.Tensor) -> None:
-    """``out`` is 2-D or contiguous."""
-    k, n = w.shape
-    rows = x.numel() // k
-    if rows:
-        _launch(x.reshape(rows, k), w, bias, out.view(rows, n))
-
-
-class _Product(torch.autograd.Function):
-    """Differentiates with respect to x and the bias; the weight is data."""
-
-    @staticmethod
-    def forward(ctx, x, w, bias):  # type: ignore[no-untyped-def]
-        ctx.weight = w
-        return _product(x, w, bias)
-
-    @staticmethod
-    def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        to_x, _, to_bias = ctx.needs_input_grad
-        return (
-            grad @ dequantize(ctx.weight).T if to_x else None,
-            None,
-            grad.flatten(0, -2).sum(0) if to_bias and grad.ndim > 1 else grad if to_bias else None,
-        )
+def _plain(x: torch.Tensor) -> bool:
+    """Nothing but the kernel has to see this call: no tracing, tensor subclass, mode or function transform.
+    torch's dispatcher would find out the same for a third of the host time of a call."""
+    return (
+        type(x) is torch.Tensor
+        and not x.is_meta
+        and not torch.compiler.is_compiling()
+        and _C._len_torch_dispatch_stack() == 0
+        and not _C._functorch.is_functorch_wrapped_tensor(x)
+    )
 
 
 def _activation(x: torch.Tensor, w: PackedWeight) -> torch.Tensor:
     """x, checked; cast to the dtype of the weight under autocast."""
     if not isinstance(x, torch.Tensor):
         raise ArgumentTypeError("x", type(x).__name__, "a torch.Tensor")
-    if x.dtype != w.dtype:
+    if x.dtype is not w.scale_rows.dtype:
         if not x.is_floating_point() or not torch.is_autocast_enabled(x.device.type):
             raise ArgumentTypeError(
                 "x.dtype",
@@ -106,9 +86,10 @@ def _activation(x: torch.Tensor, w: PackedWeight) -> torch.Tensor:
                 "Cast x, or pack the weight for this dtype.",
             )
         x = x.to(w.dtype)
-    if x.ndim < 1 or x.shape[-1] != w.shape[0]:
-        raise ArgumentError("x.shape", tuple(x.shape), f"[..., K={w.shape[0]}]")
-    if x.device != w.device:
+    shape = x.shape
+    if not shape or shape[-1] != w.shape[0]:
+        raise ArgumentError("x.shape", tuple(shape), f"[..., K={w.shape[0]}]")
+    if x.device != w.words.device:
         raise ArgumentError("x.device", x.device, f"{w.device}, where the weight is")
     return x
 
@@ -143,66 +124,19 @@ def _check_out(out: torch.Tensor, shape: tuple[int, ...], w: PackedWeight, x: to
         raise ArgumentError("out.device", out.device, f"{w.device}, where the weight is")
     if any(s == 0 and size > 1 for s, size in zip(out.stride(), out.shape, strict=True)):
         raise ArgumentError("out.stride()", out.stride(), "strides that do not overlap")
-    if (
-        out.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
-        and out.numel()
-        and _overlap(out, x)
-    ):
+    # While tracing there are no addresses, and torch's functionalisation keeps the two apart.
+    if not torch.compiler.is_compiling() and out.numel() and _overlap(out, x):
         raise ArgumentError("out", "memory shared with x", "memory of its own")
 
 
 def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether the spans of two tensors in one storage touch."""
+    if a.is_meta or a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr():
+        return False
+
     def span(t: torch.Tensor) -> tuple[int, int]:
         reach = sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
         return int(t.storage_offset()), int(t.storage_offset() + reach + 1)
 
     (a0, a1), (b0, b1) = span(a), span(b)
     return a0 < b1 and b0 < a1
-
-
-def _launch(x: torch.Tensor, w: PackedWeight, bias: torch.Tensor | None, out: torch.Tensor) -> None:
-    """2-D operands, at least one row."""
-    m, n, k = x.shape[0], w.shape[1], w.packed_k
-    props = props_of(w.device)
-    chosen = plan(m, n, k, w.scheme, props, padded_rows=k != w.shape[0])
-    if props is None or chosen.config is None:
-        reference_mm(x, w, bias, out)
-        return
-    target = out if _storable(out) else torch.empty((m, n), dtype=out.dtype, device=out.device)
-    launch_decode(chosen.config, x, w, bias, target, props.arch)
-    if target is not out:
-        out.copy_(target)
-
-
-def launch_decode(
-    config: DecodeConfig,
-    x: torch.Tensor,
-    w: PackedWeight,
-    bias: torch.Tensor | None,
-    out: torch.Tensor,
-    arch: str,
-) -> None:
-    """Queue ``out[M, N] = x[M, K] @ W (+ bias)`` with the given configuration; with act-order and without
-    ``gather``, a launch that permutes x goes before it.
-
-    At least one row. ``out`` has unit inner stride and rows aligned to the elements stored at a time: 4 if N
-    is a multiple of 4, 2 if it is even.
-    """
-    k, n = w.packed_k, w.shape[1]
-    gathers = isinstance(config, RingConfig) and config.gather
-    tokens = packed_tokens(x, None if gathers else w.perm, k, arch)
-    m = x.shape[0]
-    step = config.tokens if isinstance(config, WideConfig) else m
-    for start in range(0, m, step):
-        part = slice(start, min(m, start + step))
-        launch = prepared_decode(config, w.scheme, part.stop - start, k, n, bias is not None, arch)
-        launch(config.arguments(w.words, w.scale_rows, w.zero_rows, tokens[part], w.perm, bias, out[part]))
-
-
-def _storable(out: torch.Tensor) -> bool:
-    """Unit inner stride, and rows aligned to the 4 or 2 elements that the kernels store at a time."""
-    n = out.shape[1]
-    if out.stride(1) != 1 and n > 1:
-        return False
-    elements = 4 if n % 4 == 0 else 2 if n % 2 == 0 else 1
-    return out.data_ptr() % (2 * elements) == 0 and (out.shape[0] == 1 or out.stride(0) % elements == 0)

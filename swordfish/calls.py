@@ -1,0 +1,57 @@
+"""A path and its configuration as something to call: launches prepared, nothing left to decide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+
+from swordfish.decode import DecodeConfig
+from swordfish.decode.tokens import packed_tokens
+from swordfish.packed import PackedWeight
+from swordfish.runtime.registry import get_kernel
+from swordfish.scheme import Scheme
+
+__all__ = ["Call", "DecodeCall"]
+
+Call: TypeAlias = "Callable[[torch.Tensor, PackedWeight, torch.Tensor | None, torch.Tensor], object]"
+"""Queues ``out[M, N] = x[M, K] @ W (+ bias)`` on the current stream: ``call(x, w, bias, out)`` with the
+shape, scheme and device that it was made for.
+
+``x`` is 2-D with any strides and at least one row. ``out`` has unit inner stride and rows aligned to the
+elements stored at a time: 4 if N is a multiple of 4, 2 if it is even.
+"""
+
+
+class DecodeCall:
+    """A decode configuration for ``m`` rows of a ``[k, n]`` weight (``k`` in packed rows).
+
+    With act-order and a configuration that does not gather, a launch that permutes x goes before the others.
+    """
+
+    def __init__(
+        self, config: DecodeConfig, scheme: Scheme, m: int, k: int, n: int, *, bias: bool, arch: str
+    ) -> None:
+        kernel = get_kernel(config.source(scheme, k, n, bias=bias), arch)
+        step = config.launch_rows(m)
+        self._launches = [
+            (slice(start, start + step), kernel.prepare(config.launch_config(scheme, rows, k, n)))
+            for start in range(0, m, step)
+            if (rows := min(step, m - start))
+        ]
+        self._arguments = config.arguments
+        self._permutes = scheme.act_order and not config.gather
+        self._k, self._arch = k, arch
+
+    def __call__(
+        self, x: torch.Tensor, w: PackedWeight, bias: torch.Tensor | None, out: torch.Tensor
+    ) -> None:
+        tokens = packed_tokens(x, w.perm if self._permutes else None, self._k, self._arch)
+        device = out.get_device()
+        for part, launch in self._launches:
+            if len(self._launches) > 1:
+                x, y = tokens[part], out[part]
+            else:  # slicing is a tenth of the host time of a small call
+                x, y = tokens, out
+            launch.again(device, self._arguments(w.words, w.scale_rows, w.zero_rows, x, w.perm, bias, y))

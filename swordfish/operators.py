@@ -1,0 +1,216 @@
+"""The operators that torch knows: opaque to ``torch.compile`` and ``torch.export``, path taken at run time.
+
+========================= ============================================================================
+``swordfish::mm``         ``x @ W + bias``, ``[..., N]``; differentiable in x and bias
+``swordfish::mm_out``     the same into ``out``
+``swordfish::dequantize`` the weight ``[K, N]`` in the dtype of its scales, rows in the checkpoint's order
+========================= ============================================================================
+
+A weight travels as its tensors (see :class:`~swordfish.packed.PackedWeight`) and what they do not tell:
+``k`` and ``n`` without padding, ``group_size`` (-1: channelwise) and ``offset`` (zeros are a floating-point
+minimum). Bits, dtype and act-order follow from the tensors. :func:`operands` takes a weight apart.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, TypeAlias
+
+import torch
+
+from swordfish.dispatch import call_for
+from swordfish.errors import ArgumentError, ArgumentTypeError
+from swordfish.packed import PackedWeight
+from swordfish.scheme import DTYPES, Scheme
+from swordfish.weights import dequantize
+
+__all__ = ["Operands", "multiply", "operands"]
+
+_DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_BITS = {512: 4, 1024: 8}  # by words of a block
+
+Operands: TypeAlias = (
+    "tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None, int, int, int, bool]"
+)
+
+
+def operands(w: PackedWeight) -> Operands:
+    """``words, scale_rows, zero_rows, perm, k, n, group_size, offset``: a weight as operators take it; the
+    bias, or ``None``, goes between perm and k."""
+    s = w.scheme
+    return w.words, w.scale_rows, w.zero_rows, w.perm, *w.shape, s.group_size, s.zeros == "offset"
+
+
+def multiply(
+    x: torch.Tensor, w: PackedWeight, bias: torch.Tensor | None, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """``x[..., K] @ W (+ bias)`` on the path that the plan asks for, operands checked already.
+
+    ``out`` ``[..., N]``, any strides that do not overlap, is written and returned if given.
+    """
+    k, n = w.shape
+    flat = x if x.ndim == 2 else x.reshape(x.numel() // k, k)
+    m = flat.shape[0]
+    if out is None:
+        result = target = x.new_empty((*x.shape[:-1], n))
+        if x.ndim != 2:
+            target = result.view(m, n)
+    else:
+        result = out
+        target = out if out.ndim == 2 else out.view(m, n) if out.is_contiguous() else out
+        if target.ndim != 2 or not _storable(target):
+            target = x.new_empty((m, n))
+    if m:
+        call_for(m, w, bias is not None)(flat, w, bias, target)
+        if out is not None and target.data_ptr() != out.data_ptr():
+            out.copy_(target.view(out.shape))
+    return result
+
+
+def _storable(out: torch.Tensor) -> bool:
+    """Unit inner stride, and rows aligned to the 4 or 2 elements that kernels store at a time."""
+    m, n = out.shape
+    if out.stride(1) != 1 and n > 1:
+        return False
+    elements = 4 if n % 4 == 0 else 2 if n % 2 == 0 else 1
+    return out.data_ptr() % (2 * elements) == 0 and (m == 1 or out.stride(0) % elements == 0)
+
+
+def _weight(
+    words: torch.Tensor,
+    scale_rows: torch.Tensor,
+    zero_rows: torch.Tensor | None,
+    perm: torch.Tensor | None,
+    k: int,
+    n: int,
+    group_size: int,
+    offset: bool,
+) -> PackedWeight:
+    forms = (_form(words), _form(scale_rows), _form(zero_rows), _form(perm))
+    scheme = _scheme(*forms, k, n, group_size, offset)
+    return PackedWeight.unchecked(words, scale_rows, zero_rows, perm, None, scheme, (k, n))
+
+
+_Form: TypeAlias = "tuple[torch.Size, torch.dtype] | None"
+
+
+def _form(tensor: torch.Tensor | None) -> _Form:
+    return None if tensor is None else (tensor.shape, tensor.dtype)
+
+
+@functools.lru_cache(maxsize=1024)
+def _scheme(
+    words: _Form, scales: _Form, zeros: _Form, perm: _Form, k: int, n: int, group_size: int, offset: bool
+) -> Scheme:
+    """The scheme of a weight of such tensors, checked by the constructor on tensors without memory."""
+    assert words is not None and scales is not None
+    if len(words[0]) != 3 or words[0][2] not in _BITS:
+        raise ArgumentError("words.shape", tuple(words[0]), f"[N/64, K/64, {' or '.join(map(str, _BITS))}]")
+    if scales[1] not in _DTYPE_NAMES:
+        raise ArgumentTypeError("scale_rows.dtype", scales[1], "torch.float16 or torch.bfloat16")
+    kind = "none" if zeros is None else "offset" if offset else "integer"
+    scheme = Scheme(_BITS[words[0][2]], group_size, _DTYPE_NAMES[scales[1]], kind, perm is not None)  # type: ignore[arg-type]
+    made: list[Any] = [
+        None if form is None else torch.empty(form[0], dtype=form[1], device="meta")
+        for form in (words, scales, zeros, perm)
+    ]
+    PackedWeight(made[0], made[1], made[2], made[3], None, scheme, (k, n))
+    return scheme
+
+
+def _check(x: torch.Tensor, w: PackedWeight, bias: torch.Tensor | None) -> None:
+    """For callers of the operators; :func:`swordfish.mm` has better words for the same."""
+    k, n = w.shape
+    if x.dtype != w.dtype:
+        raise ArgumentTypeError("x.dtype", x.dtype, str(w.dtype))
+    if x.ndim < 1 or x.shape[-1] != k:
+        raise ArgumentError("x.shape", tuple(x.shape), f"[..., K={k}]")
+    if x.device != w.device:
+        raise ArgumentError("x.device", x.device, f"{w.device}, where the weight is")
+    if bias is not None and (bias.shape != (n,) or bias.dtype != w.dtype or not bias.is_contiguous()):
+        raise ArgumentError("bias", f"{tuple(bias.shape)} {bias.dtype}", f"a contiguous ({n},) {w.dtype}")
+
+
+def _mm(
+    x: torch.Tensor,
+    words: torch.Tensor,
+    scale_rows: torch.Tensor,
+    zero_rows: torch.Tensor | None,
+    perm: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    *scheme: Any,
+) -> torch.Tensor:
+    w = _weight(words, scale_rows, zero_rows, perm, *scheme)
+    _check(x, w, bias)
+    return multiply(x, w, bias)
+
+
+def _mm_out(x: torch.Tensor, *rest: Any, out: torch.Tensor) -> None:
+    *weight, bias = rest[:5]
+    w = _weight(*weight, *rest[5:])
+    _check(x, w, bias)
+    wanted = (*x.shape[:-1], w.shape[1])
+    if out.shape != wanted or out.dtype != w.dtype or out.device != x.device:
+        seen = f"{tuple(out.shape)} {out.dtype} on {out.device}"
+        raise ArgumentError("out", seen, f"{wanted} {w.dtype} on {x.device}")
+    multiply(x, w, bias, out)
+
+
+def _dequantize(*weight: Any) -> torch.Tensor:
+    return dequantize(_weight(*weight))
+
+
+def _mm_fake(x: torch.Tensor, *rest: Any) -> torch.Tensor:
+    return x.new_empty((*x.shape[:-1], rest[6]))
+
+
+def _mm_out_fake(x: torch.Tensor, *rest: Any, out: torch.Tensor) -> None:
+    return None
+
+
+def _dequantize_fake(words: torch.Tensor, scale_rows: torch.Tensor, *rest: Any) -> torch.Tensor:
+    return scale_rows.new_empty((rest[2], rest[3]))
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.save_for_backward(*inputs[1:5])
+    ctx.scheme = inputs[6:]
+    ctx.bias = inputs[5] is not None
+
+
+def _gradients(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    """The weight is data: gradients for x (through the dequantised weight) and for the bias."""
+    to_x = to_bias = None
+    if ctx.needs_input_grad[0]:
+        weight = torch.ops.swordfish.dequantize(*ctx.saved_tensors, *ctx.scheme)
+        to_x = grad @ weight.T
+    if ctx.bias and ctx.needs_input_grad[5]:
+        to_bias = grad.flatten(0, -2).sum(0) if grad.ndim > 1 else grad
+    return (to_x, None, None, None, None, to_bias, None, None, None, None)
+
+
+def _register() -> torch.library.Library:
+    """The operators live as long as the returned library."""
+    library: Any = torch.library.Library("swordfish", "DEF")  # type: ignore[no-untyped-call]
+    weight = "Tensor words, Tensor scale_rows, Tensor? zero_rows, Tensor? perm"
+    scheme = "int k, int n, int group_size, bool offset"
+    for schema, function, fake in (
+        (f"mm(Tensor x, {weight}, Tensor? bias, {scheme}) -> Tensor", _mm, _mm_fake),
+        (
+            f"mm_out(Tensor x, {weight}, Tensor? bias, {scheme}, *, Tensor(a!) out) -> ()",
+            _mm_out,
+            _mm_out_fake,
+        ),
+        (f"dequantize({weight}, {scheme}) -> Tensor", _dequantize, _dequantize_fake),
+    ):
+        library.define(schema)
+        name = schema.partition("(")[0]
+        for key in ("CPU", "CUDA"):
+            library.impl(name, function, key)
+        torch.library.register_fake(f"swordfish::{name}", fake, lib=library)
+    torch.library.register_autograd("swordfish::mm", _gradients, setup_context=_save, lib=library)
+    found: torch.library.Library = library
+    return found
+
+
+_library = _register()
