@@ -120,6 +120,37 @@ CASES = {
         {"group_size": 96},
         {"tokens": 128, "warpgroups": 2, "split": 4, "overlay": True, "in_place": True, "lag": 2},
     ),
+    "stream, pieces of tiles": (24, 640, 320, {"zeros": "integer", "bias": True}, {"tokens": 24, "ctas": 4}),
+    "stream, whole tiles": (16, 256, 320, {"bias": True}, {"tokens": 16, "tiles": 1, "ctas": 5}),
+    "stream, a tile over many": (
+        9,
+        1536,
+        64,
+        {"group_size": 96, "dtype": torch.float16},
+        {"tokens": 16, "tiles": 1, "slots": 3, "ctas": 9},
+    ),
+    "stream, more CTAs than units": (16, 320, 72, {"group_size": 32}, {"tokens": 16, "tiles": 1, "ctas": 50}),
+    "stream, int8 channelwise": (
+        24,
+        640,
+        192,
+        {"bits": 8, "group_size": -1, "zeros": "integer"},
+        {"tokens": 32, "tiles": 1, "ctas": 4},
+    ),
+    "stream, offsets channelwise": (
+        24,
+        640,
+        192,
+        {"group_size": -1, "zeros": "offset"},
+        {"tokens": 32, "tiles": 1, "ctas": 2},
+    ),
+    "stream, in place": (
+        72,
+        1088,
+        333,
+        {"group_size": 64, "bias": True},
+        {"tokens": 80, "tiles": 2, "warpgroups": 2, "slots": 3, "in_place": True, "scale_rows": 2, "ctas": 5},
+    ),
     "k256 stages": (
         30,
         1088,
@@ -140,13 +171,35 @@ def test_against_exact_product(name: str, wgmma: bool) -> None:
     assert_exact(out, w, x)
 
 
-def test_same_bits_whatever_the_order_of_events() -> None:
+@pytest.mark.parametrize("cut", [{"split": 3}, {"ctas": 5}], ids=str)
+def test_same_bits_whatever_the_order_of_events(cut: dict[str, int]) -> None:
     w = quantised(1024, 128)
     x = tokens(32, w)
-    config = WideConfig(tokens=32, tiles=1, warpgroups=2, split=3, slots=3)
+    config = WideConfig(tokens=32, tiles=1, warpgroups=2, slots=3, **cut)
     first, _ = run(config, w, x, policy="late")
     for seed, policy in ((1, "eager"), (2, "mixed"), (3, "heavy")):
         assert torch.equal(first, run(config, w, x, seed=seed, policy=policy)[0])
+
+
+def test_stream_leaves_its_counters_zero() -> None:
+    w = quantised(640, 320)
+    x = tokens(9, w)
+    config = WideConfig(tokens=16, tiles=1, ctas=7)
+    out = torch.empty(9, 320, dtype=x.dtype)
+    arguments = config.arguments(w.words, w.scales, w.zeros, x, None, None, out)
+    counts = next(
+        a for a in arguments if isinstance(a, torch.Tensor) and a.dtype == torch.int32 and a.ndim == 1
+    )
+    kernel = get_kernel(config.source(w.scheme, 640, 320, bias=False), "sm_90a")
+    results = []
+    with emulate("sm_90a"):
+        for _ in range(2):  # with the same counters
+            out.fill_(float("nan"))
+            kernel.launch(config.launch_config(w.scheme, 9, 640, 320), arguments)
+            results.append(out.clone())
+            assert not counts.any()
+    assert torch.equal(*results)
+    assert_exact(results[0], w, x)
 
 
 @pytest.mark.parametrize("m", [1, 7, 8, 15])
@@ -190,6 +243,7 @@ def test_in_place_survives_zero_and_tiny_scales() -> None:
         ("lag", 0),
         ("split", 17),
         ("min_ctas", 17),
+        ("ctas", -1),
     ],
 )
 def test_configuration_names_the_field(field: str, value: int) -> None:
@@ -218,6 +272,11 @@ def test_check_refuses_what_cannot_run() -> None:
     with pytest.raises(ArgumentError, match="split"):
         WideConfig(tokens=16, split=5).check(scheme, 512, HOPPER)
     WideConfig(tokens=16, split=4).check(scheme, 512, HOPPER)
+    with pytest.raises(ArgumentError, match="ctas"):
+        WideConfig(tokens=16, ctas=1025).check(scheme, 512, HOPPER)
+    WideConfig(tokens=16, ctas=1024).check(scheme, 512, HOPPER)
+    with pytest.raises(ArgumentError, match="ctas"):
+        WideConfig(tokens=16, ctas=132, split=2)
 
 
 def test_launch_config() -> None:
@@ -226,5 +285,7 @@ def test_launch_config() -> None:
     launch = config.launch_config(scheme, 9, 4096, 1000)
     assert (launch.grid, launch.block, launch.cluster) == ((3, 4, 1), (256, 1, 1), (3, 1, 1))
     assert launch.programmatic and launch.shared_bytes == config.shared_bytes(scheme)
+    stream = WideConfig(tokens=16, tiles=2, warpgroups=2, ctas=20).launch_config(scheme, 9, 4096, 1000)
+    assert (stream.grid, stream.cluster) == ((20, 1, 1), (1, 1, 1))
     with pytest.raises(ArgumentError, match="m=17"):
         config.launch_config(scheme, 17, 4096, 1000)

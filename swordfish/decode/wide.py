@@ -12,6 +12,7 @@ import torch
 from swordfish.decode.defines import scheme_defines
 from swordfish.errors import ArgumentError
 from swordfish.runtime.arguments import Argument
+from swordfish.runtime.counters import COUNTERS, counters
 from swordfish.runtime.device import DeviceProps
 from swordfish.runtime.launch import LaunchConfig
 from swordfish.runtime.source import KernelSource, assemble
@@ -41,6 +42,8 @@ class WideConfig:
     ``overlay``       partial sums reuse the rings' shared memory, at the price of a cluster barrier.
     ``wgmma``         products by wgmma (sm_90a) instead of mma.sync.
     ``in_place``      one set of sums, kept in units of the running scale (``device/wide_sums.cuh``).
+    ``ctas``          Stream-K: so many CTAs share the units (stages of column tiles) evenly; 0: a cluster
+                      for each tile.
     ``lag``           how many stages after its last use a slot is refilled: more let warpgroups drift apart.
     ``refill_batch``  after which batch of a stage the CTA meets and refills its rings.
 
@@ -63,6 +66,7 @@ class WideConfig:
     refill_batch: int = 0
     lag: int = 1
     scale_rows: int = 1
+    ctas: int = 0
 
     def __post_init__(self) -> None:
         if self.tokens not in range(8, 257, 8):
@@ -92,6 +96,10 @@ class WideConfig:
             )
         if self.split not in range(1, 17):
             raise ArgumentError("split", self.split, "1 to 16, the largest cluster")
+        if self.ctas not in range(65536):
+            raise ArgumentError("ctas", self.ctas, "0 to 65535")
+        if self.ctas and (self.split > 1 or self.overlay):
+            raise ArgumentError("ctas", self.ctas, f"0 with split={self.split}, overlay={self.overlay}")
         if self.min_ctas not in range(1, 17):
             raise ArgumentError("min_ctas", self.min_ctas, "1 to 16")
         if self.threads * self.min_ctas > 2048:
@@ -124,9 +132,9 @@ class WideConfig:
 
     def shared_bytes(self, scheme: Scheme) -> int:
         """Dynamic shared memory of a CTA in bytes; the kernel asserts that it computes the same."""
-        channelwise = scheme.group_size == CHANNELWISE
+        channelwise = self._channel_rows(scheme)
         row_kinds = 1 if scheme.zeros == "none" else 2
-        segments = 0 if channelwise else self.stage_k // gcd(scheme.group_size, self.stage_k)
+        segments = 0 if channelwise else self._segments(scheme)
         row = 2 * self.columns
         tokens = self.tokens * self.stage_k * 2
         slot = tokens + self.columns * self.stage_k * scheme.bits // 8 + row_kinds * segments * row
@@ -134,8 +142,27 @@ class WideConfig:
         slices = self.tiles * self.tokens // 8
         exchange = 0 if self.split == 1 else self.warpgroups * self.split * -(-slices // self.split) * 2048
         staged = max(ring, exchange) if self.overlay else ring + exchange
-        rows = (row_kinds if channelwise else 0) + 1  # the scale row of a channelwise weight, the bias
-        return staged + rows * row + 8 * (2 * self.slots + self.warpgroups)
+        return staged + row_kinds * row * channelwise + 8 * (2 * self.slots + self.warpgroups)
+
+    def _channel_rows(self, scheme: Scheme) -> bool:
+        """Whether a CTA keeps the one scale row of a channelwise weight. Stream-K, whose CTAs go from tile to
+        tile, stages it like the row of a group."""
+        return scheme.group_size == CHANNELWISE and not self.ctas
+
+    def _segments(self, scheme: Scheme) -> int:
+        """Runs of k in a stage that have a scale of their own."""
+        if scheme.group_size == CHANNELWISE:
+            return 1
+        return self.stage_k // gcd(scheme.group_size, self.stage_k)
+
+    def _group(self, scheme: Scheme, k: int) -> int:
+        """``SF_GROUP``: 0 for one scale row that a CTA keeps. Otherwise the group of a channelwise weight
+        ends with a stage."""
+        if self._channel_rows(scheme):
+            return 0
+        if scheme.group_size == CHANNELWISE:
+            return -(-k // self.stage_k) * self.stage_k
+        return scheme.group_size
 
     def check(self, scheme: Scheme, k: int, props: DeviceProps) -> None:
         """Raises ``ArgumentError`` when the configuration does not fit the device or the shape."""
@@ -153,6 +180,13 @@ class WideConfig:
         stages = -(-k // self.stage_k)
         if self.split > stages:
             raise ArgumentError("WideConfig.split", self.split, f"no more than the {stages} stages of K={k}")
+        if self.ctas * 4 * self.warpgroups > COUNTERS:
+            allowed = f"at most {COUNTERS // (4 * self.warpgroups)} with {self.warpgroups} warpgroups"
+            raise ArgumentError("WideConfig.ctas", self.ctas, allowed)
+
+    def units(self, k: int, n: int) -> int:
+        """Stages of all column tiles: what Stream-K deals out."""
+        return -(-n // self.columns) * -(-k // self.stage_k)
 
     def launch_rows(self, m: int) -> int:
         """How many of ``m`` rows one launch takes."""
@@ -161,7 +195,7 @@ class WideConfig:
     def source(self, scheme: Scheme, k: int, n: int, *, bias: bool) -> KernelSource:
         """The kernel for weights of shape ``[k, n]``; with act-order, x comes with permuted columns."""
         defines = scheme_defines(scheme, k, n, bias=bias) | {
-            "SF_GROUP": 0 if scheme.group_size == CHANNELWISE else scheme.group_size,
+            "SF_GROUP": self._group(scheme, k),
             "SF_TOKENS": self.tokens,
             "SF_TILES": self.tiles,
             "SF_WARPGROUPS": self.warpgroups,
@@ -170,6 +204,7 @@ class WideConfig:
             "SF_LAG": self.lag,
             "SF_SCALE_ROWS": self.scale_rows,
             "SF_SPLIT": self.split,
+            "SF_CTAS": min(self.ctas, self.units(k, n)),
             "SF_OVERLAY": int(self.overlay),
             "SF_MIN_CTAS": self.min_ctas,
             "SF_SHARED_BYTES": self.shared_bytes(scheme),
@@ -182,14 +217,15 @@ class WideConfig:
         return assemble("swordfish/decode/device/wide.cu", "decode_wide", defines)
 
     def launch_config(self, scheme: Scheme, m: int, k: int, n: int) -> LaunchConfig:
-        """Launch for ``m`` rows: a cluster for each column tile.
+        """Launch for ``m`` rows: a cluster for each column tile, or the CTAs of Stream-K.
 
         Raises ``ArgumentError`` when ``m`` is not in 1..``tokens``.
         """
         if not 1 <= m <= self.tokens:
             raise ArgumentError("m", m, f"1 to the {self.tokens} tokens of the kernel")
+        ctas = min(self.ctas, self.units(k, n))
         return LaunchConfig(
-            grid=(self.split, -(-n // self.columns), 1),
+            grid=(ctas, 1, 1) if ctas else (self.split, -(-n // self.columns), 1),
             block=(self.threads, 1, 1),
             cluster=(self.split, 1, 1),
             shared_bytes=self.shared_bytes(scheme),
@@ -211,6 +247,12 @@ class WideConfig:
         even."""
         blocks, depth = self.columns // 64, self.stage_k // 64
         scale_map = _map(scales, _rows, blocks, self.scale_rows)
+        partials, counts = None, None
+        if self.ctas:
+            # A CTA begins one unfinished tile and ends another.
+            size = 2 * self.ctas * self.columns * self.tokens
+            partials = torch.empty(size, dtype=torch.float32, device=x.device)
+            counts = counters(x.device, self.ctas * 4 * self.warpgroups)
         return (
             _map(words, _words, depth * words.shape[2] // 512, blocks),
             scale_map,
@@ -218,6 +260,8 @@ class WideConfig:
             _map(x, _tokens, self.tokens, depth),
             bias,
             out,
+            partials,
+            counts,
             x.shape[0],
             out.stride(0),
         )

@@ -1,10 +1,13 @@
 // Decode for 16 to 128 tokens: out[M, N] = x[M, K] * dequantise(words) + bias.
 //
 // Weight columns are the rows of operand A, dequantised into registers; tokens are the columns of operand B, read from swizzled shared
-// memory. A CTA owns COLUMNS weight columns and one of SPLIT ranges of k; the CTAs of a cluster hold the ranges of the same columns.
+// memory. A CTA owns a range of units (a stage of k of one tile of COLUMNS weight columns):
+//
+//   a tile, or one of SPLIT parts of it, whose sums meet in the cluster                   grid (SPLIT, tiles)
+//   one of CTAS equal parts of everything (Stream-K), which may begin and end inside tiles  grid (CTAS)
 //
 //   ring:       SLOTS stages of tokens, weights, scales and zero points, filled by tensor copies. Weights start before the previous kernel
-//               ends, tokens after it.
+//               ends, tokens after it. The ring goes on from tile to tile.
 //   per stage:  warps wait for the stage's slot, multiply, and say that they have read it; there is no CTA barrier, so that warpgroups
 //               drift apart and fill each other's gaps. The slot read SF_LAG stages ago is refilled.
 #include "wide_stage.cuh"
@@ -18,17 +21,26 @@
 
 extern __shared__ __align__(1024) u8 shared_memory[];
 
+struct Range { int first, end; };  // of units
+
+SF_DEVICE Range range_of_cta() {
+#if SF_CTAS
+  return {first_of_part<UNITS, SF_CTAS>(blockIdx.x), first_of_part<UNITS, SF_CTAS>(blockIdx.x + 1)};
+#else
+  const int tile_at = blockIdx.y * STAGES;
+  return {tile_at + first_of_part<STAGES, SF_SPLIT>(blockIdx.x), tile_at + first_of_part<STAGES, SF_SPLIT>(blockIdx.x + 1)};
+#endif
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, SF_MIN_CTAS)
 decode_wide(const __grid_constant__ TensorMap words, const __grid_constant__ TensorMap scales, const __grid_constant__ TensorMap zeros,
-            const __grid_constant__ TensorMap x, const u16* bias, u16* out, int m, i64 out_stride) {
+            const __grid_constant__ TensorMap x, const u16* bias, u16* out, float* partials, u32* counters, int m, i64 out_stride) {
   launch_dependents();
   const u32 shared = shared_address(shared_memory);
   const Place p = place();
   const int rank = SF_SPLIT == 1 ? 0 : blockIdx.x;
-  const int first_block = blockIdx.y * (COLUMNS / 64);
-  const int first_stage = rank * (STAGES / SF_SPLIT) + min(rank, STAGES % SF_SPLIT);
-  const int stages = STAGES / SF_SPLIT + (rank < STAGES % SF_SPLIT);
-  const Staging staging(p, &x, &words, &scales, &zeros, shared, first_block, first_stage);
+  const Range range = range_of_cta();
+  const Staging staging(p, &x, &words, &scales, &zeros, shared);
 
   if (threadIdx.x == 0) {
     for (int slot = 0; slot < SLOTS; slot++) {
@@ -45,24 +57,19 @@ decode_wide(const __grid_constant__ TensorMap words, const __grid_constant__ Ten
   cta_sync();
   if (SF_SPLIT > 1) cluster_arrive_relaxed();
 
+  const int filled = min(SLOTS, range.end - range.first);
   const u32 row_bytes = staging.fill_channel_rows(&scales, &zeros);
   if (p.warp > 0) {
 #pragma unroll 1
-    for (int i = 0; i < min(SLOTS, stages); i++) staging.fill(true, i, i, i == 0 ? row_bytes : 0);
+    for (int i = 0; i < filled; i++) staging.fill(true, range.first + i, i, i == 0 ? row_bytes : 0);
   }
-  const int bias_column = first_block * 64 + threadIdx.x;
-  u16 bias_low = 0, bias_high = 0;
-  if (SF_BIAS && bias_column < SF_N) bias_low = bias[bias_column];
-  if (SF_BIAS && COLUMNS > THREADS && bias_column + THREADS < SF_N) bias_high = bias[bias_column + THREADS];
+  Bias row_bias;
+  if (SF_BIAS) row_bias.load(p, bias, STREAM ? range.first / STAGES : blockIdx.y);
 
   wait_for_previous_kernel();
   if (p.warp == 0) {
 #pragma unroll 1
-    for (int i = 0; i < min(SLOTS, stages); i++) staging.fill(true, i, i);
-  }
-  if (SF_BIAS && threadIdx.x < COLUMNS) {
-    store_u16(shared + BIAS_AT + threadIdx.x * 2, bias_low);
-    if (COLUMNS > THREADS) store_u16(shared + BIAS_AT + (threadIdx.x + THREADS) * 2, bias_high);
+    for (int i = 0; i < filled; i++) staging.fill(true, range.first + i, i);
   }
 
   Products products(p, shared);
@@ -72,41 +79,51 @@ decode_wide(const __grid_constant__ TensorMap words, const __grid_constant__ Ten
 
   int slot = 0, parity = 0;              // of the next slot's filling
   int free_slot = 0, free_parity = 0;    // of the slot to refill
+  int unit = range.first;
 #pragma unroll 1
-  for (int stage = 0; stage < stages; stage++) {
-    const int next_slot = slot + 1 == SLOTS ? 0 : slot + 1;
-    if (next_slot == 0) parity ^= 1;
-    products.stage(
-        slot, next_slot, shared + slot * SLOT_BYTES,
-        [&] {
-          const int refill = stage - SF_LAG + SLOTS;
-          const bool go = stage >= SF_LAG && refill < stages;
-          if (go && p.warp < Staging::COPIES) barrier_wait(staging.free_barrier(free_slot), free_parity);
-          staging.fill(go, refill, free_slot);
-          if (stage >= SF_LAG && ++free_slot == SLOTS) {
-            free_slot = 0;
-            free_parity ^= 1;
-          }
-        },
-        [&] {
-          if (stage + 1 < stages) barrier_wait(staging.full_barrier(next_slot), parity);
-          return stage + 1 < stages;
-        },
-        [&] { barrier_arrive_if(p.lane == 0, staging.free_barrier(slot)); });
-    slot = next_slot;
-  }
-
-  products.sums.finish(channel_row);
-  if (SF_BIAS) cta_sync();
-  const Output output(p, out, out_stride, m, shared, first_block);
-  if (SF_SPLIT == 1) {
-#pragma unroll
-    for (int slice = 0; slice < SLICES; slice++) {
-      if (slice / TILES * 8 < m) output.store(slice, slice_of(products.sums.total, slice));
+  do {
+    const int tile = STREAM ? unit / STAGES : blockIdx.y;
+    const int end = min(range.end, (tile + 1) * STAGES);
+    [[maybe_unused]] const bool whole = end - unit == STAGES;
+#pragma unroll 1
+    for (; unit < end; unit++) {
+      const int next_slot = slot + 1 == SLOTS ? 0 : slot + 1;
+      if (next_slot == 0) parity ^= 1;
+      products.stage(
+          slot, next_slot, shared + slot * SLOT_BYTES, STREAM && unit + 1 == end,
+          [&] {
+            const int refill = unit - SF_LAG + SLOTS;
+            const bool late = unit - range.first >= SF_LAG, go = late && refill < range.end;
+            if (go && p.warp < Staging::COPIES) barrier_wait(staging.free_barrier(free_slot), free_parity);
+            staging.fill(go, refill, free_slot);
+            if (late && ++free_slot == SLOTS) {
+              free_slot = 0;
+              free_parity ^= 1;
+            }
+          },
+          [&] {
+            if (unit + 1 < range.end) barrier_wait(staging.full_barrier(next_slot), parity);
+            return unit + 1 < range.end;
+          },
+          [&] { barrier_arrive_if(p.lane == 0, staging.free_barrier(slot)); });
+      slot = next_slot;
     }
-  } else {
+
+    products.sums.finish(channel_row);
+    const Output output(p, out, out_stride, m, tile, row_bias);
+#if SF_CTAS
+    if (whole) store_all(products.sums.total, output, m);
+    else merge_and_store(products.sums.total, output, p, partials, counters, tile, m);
+    if (unit < range.end) {
+      products.next_tile();
+      if (SF_BIAS) row_bias.load(p, bias, tile + 1);
+    }
+#elif SF_SPLIT == 1
+    store_all(products.sums.total, output, m);
+#else
     cluster_wait();
     if (SF_OVERLAY) cluster_sync();  // the rings of every CTA are idle
     exchange_and_store(products.sums.total, output, p, shared, rank, m);
-  }
+#endif
+  } while (STREAM && unit < range.end);
 }

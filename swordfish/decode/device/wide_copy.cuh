@@ -35,10 +35,28 @@ SF_DEVICE u64 evict_last_policy() {
 
 SF_DEVICE void cta_sync() { asm volatile("bar.sync 0;" ::: "memory"); }
 
-SF_DEVICE void store_u16(u32 address, u16 v) { asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(v) : "memory"); }
-
 // All CTAs of the cluster have come this far, and what they did to their shared memory before is done.
 SF_DEVICE void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
+
+// ---- partial sums in global memory -----------------------------------------------------------------------------------------------------
+
+SF_DEVICE void store_global(float* p, Floats4 v) { asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p), "f"(v.v[0]), "f"(v.v[1]), "f"(v.v[2]), "f"(v.v[3]) : "memory"); }
+
+SF_DEVICE Floats4 load_global(const float* p) {
+  Floats4 w;
+  asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(w.v[0]), "=f"(w.v[1]), "=f"(w.v[2]), "=f"(w.v[3]) : "l"(p) : "memory");
+  return w;
+}
+
+// Counts one up and returns the count before. What this thread has written (or seen written, by lanes of its warp before a warp_sync) is
+// visible to those who count later.
+SF_DEVICE u32 count_up(u32* counter) {
+  u32 before;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+  return before;
+}
+
+SF_DEVICE void store_global_word(u32* p, u32 v) { asm volatile("st.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }

@@ -28,9 +28,11 @@ struct Products {
     }
   }
 
+  SF_DEVICE void next_tile() { sums.clear(); }
+
   // One stage; the contract of wide_wgmma.cuh, with nothing prepared for the next one.
   template <class Refill, class Ready, class Release>
-  SF_DEVICE void stage(int slot, int next_slot, u32 slot_at, Refill refill, Ready ready, Release release) {
+  SF_DEVICE void stage(int slot, int next_slot, u32 slot_at, bool last, Refill refill, Ready ready, Release release) {
     // With a scale for every 32 k all steps are alike, and unrolled the compiler would overlap them until it runs out of registers.
 #pragma unroll(SEGMENT == 32 ? 1 : STAGE_K / 32)
     for (int k32 = 0; k32 < STAGE_K / 32; k32++) {

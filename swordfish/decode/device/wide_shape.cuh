@@ -19,6 +19,19 @@ constexpr int STAGE_BLOCKS = STAGE_K / 64;
 constexpr int STAGES = (K_BLOCKS + STAGE_BLOCKS - 1) / STAGE_BLOCKS;
 constexpr int SLOTS = SF_SLOTS;
 
+// Work is counted in units: stage s of column tile t is unit t * STAGES + s. A CTA owns a range of them.
+constexpr int COLUMN_TILES = (N_BLOCKS + COLUMNS / 64 - 1) / (COLUMNS / 64);
+constexpr int UNITS = COLUMN_TILES * STAGES;
+constexpr bool STREAM = SF_CTAS > 0;  // Stream-K: ranges of equal length that may cross tiles. Otherwise a range lies in one tile.
+static_assert(SF_CTAS <= UNITS && (!STREAM || SF_SPLIT == 1), "every CTA has work, and only one way of splitting");
+
+// `total` units dealt out to `parts` as evenly as possible: the first unit of a part, and the part that a unit belongs to.
+template <int total, int parts> SF_DEVICE int first_of_part(int part) { return part * (total / parts) + min(part, total % parts); }
+template <int total, int parts> SF_DEVICE int part_of(int unit) {
+  constexpr int length = total / parts, longer = total % parts * (length + 1);
+  return unit < longer ? unit / (length + 1) : total % parts + (unit - longer) / length;
+}
+
 constexpr int BLOCK_BYTES = 512 * SF_BITS;  // k64 x n64
 constexpr int SLICE_BYTES = BLOCK_BYTES / 4;  // k16 x n64
 constexpr int LANE_WORDS = SF_BITS / 4;  // of one m16k16 fragment
@@ -31,7 +44,7 @@ constexpr int SEGMENTS = STAGE_K / SEGMENT;
 constexpr int GROUPS = CHANNELWISE ? 1 : (SF_K + SF_GROUP - 1) / SF_GROUP;
 constexpr int SCALE_ROWS = CHANNELWISE ? 0 : SEGMENTS;  // staged with the weights; a single row is staged once
 
-// Shared memory: the ring, partial sums of the cluster, one row of scales, bias, barriers. A slot of the ring holds one stage of the
+// Shared memory: the ring, partial sums of the cluster, one row of scales, barriers. A slot of the ring holds one stage of the
 // tokens (panels of 64 k, 128-byte rows, swizzled) and of the weights, then the rows of scales and zero points.
 constexpr int PANEL_BYTES = TOKENS * 128;
 constexpr int WEIGHTS_AT = STAGE_BLOCKS * PANEL_BYTES;
@@ -46,8 +59,7 @@ constexpr int SLICES_OWNED = (SLICES + SF_SPLIT - 1) / SF_SPLIT;
 constexpr int EXCHANGE_BYTES = SF_SPLIT == 1 ? 0 : SF_WARPGROUPS * SF_SPLIT * SLICES_OWNED * 2048;
 constexpr int EXCHANGE_AT = SF_OVERLAY ? 0 : RING_BYTES;
 constexpr int CHANNEL_ROWS_AT = EXCHANGE_AT + EXCHANGE_BYTES > RING_BYTES ? EXCHANGE_AT + EXCHANGE_BYTES : RING_BYTES;
-constexpr int BIAS_AT = CHANNEL_ROWS_AT + (CHANNELWISE ? ROW_KINDS * ROW_BYTES : 0);
-constexpr int FULL_AT = BIAS_AT + ROW_BYTES;  // barriers: a slot is filled,
+constexpr int FULL_AT = CHANNEL_ROWS_AT + (CHANNELWISE ? ROW_KINDS * ROW_BYTES : 0);  // barriers: a slot is filled,
 constexpr int FREE_AT = FULL_AT + SLOTS * 8;  // every warp has read it,
 constexpr int INBOX_AT = FREE_AT + SLOTS * 8;  // a warpgroup's partial sums are there
 static_assert(INBOX_AT + SF_WARPGROUPS * 8 == SF_SHARED_BYTES, "the host and the kernel disagree about shared memory");

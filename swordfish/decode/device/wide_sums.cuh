@@ -31,15 +31,19 @@ struct Sums {
   float unit[TILES][2], ratio[TILES][2];  // in place: of rows c and 8 + c
 
   SF_DEVICE Sums() {
+    clear();
+    if (OFFSETS) {
+#pragma unroll
+      for (int e = 0; e < TOKENS / 2; e++) tokens[e] = 0.0f;
+    }
+  }
+
+  SF_DEVICE void clear() {
 #pragma unroll
     for (int i = 0; i < TILES; i++) {
       unit[i][0] = unit[i][1] = 1.0f;
 #pragma unroll
       for (int e = 0; e < TOKENS / 2; e++) total[i][e] = 0.0f;
-    }
-    if (OFFSETS) {
-#pragma unroll
-      for (int e = 0; e < TOKENS / 2; e++) tokens[e] = 0.0f;
     }
   }
 

@@ -41,15 +41,20 @@ struct Products {
     load_words(0, slot);
     dequantise(0, slot);
     load_units(slot);
-#pragma unroll
-    for (int tile = 0; tile < TILES; tile++) sums.next_unit(tile, unit[tile]);
-    // All totals are zero: nothing to rescale.
+    next_units();  // all totals are zero: nothing to rescale
+  }
+
+  // After the last stage of a column tile, if there is another tile.
+  SF_DEVICE void next_tile() {
+    sums.clear();
+    next_units();
   }
 
   // One stage. On entry its first batch is dequantised and nothing is in flight; on exit the same holds for the next stage. `refill` runs
   // beside the first products; `ready` waits for the next slot and says whether there is one; `release` says that this slot has been read.
+  // The next stage is of another column tile if this one is the `last` of its tile.
   template <class Refill, class Ready, class Release>
-  SF_DEVICE void stage(int slot, int next_slot, u32 slot_at, Refill refill, Ready ready, Release release) {
+  SF_DEVICE void stage(int slot, int next_slot, u32 slot_at, bool last, Refill refill, Ready ready, Release release) {
     const u64 tokens = wgmma_descriptor(slot_at);
     bool more = false;
 #pragma unroll
@@ -80,18 +85,15 @@ struct Products {
     }
     wgmma_wait<1>();
     if (!DRAIN) end_segment(BATCHES - 2);
-    dequantise(0, next_slot);
-    if (more) {
-#pragma unroll
-      for (int tile = 0; tile < TILES; tile++) sums.next_unit(tile, unit[tile]);
-    }
+    dequantise(0, more ? next_slot : slot);  // a branch here would make the compiler serialise the products
+    if (more && !last) next_units();
     wgmma_fence();  // keeps the compiler from moving this work behind the wait
     wgmma_wait<0>();
     release();
     if (DRAIN) end_segments(DEPTHS - 1);
     if (!DRAIN) end_segment(BATCHES - 1);
     // Totals that no product of a stage has touched yet cannot change once one is in flight: all tiles change here.
-    if (more) {
+    if (more && !last) {
 #pragma unroll
       for (int tile = 0; tile < TILES; tile++) sums.rescale(tile);
     }
@@ -133,6 +135,11 @@ struct Products {
     if (!IN_PLACE) return;
 #pragma unroll
     for (int tile = 0; tile < TILES; tile++) unit[tile] = load_row_pair(row_of(0, slot), tile);
+  }
+
+  SF_DEVICE void next_units() {
+#pragma unroll
+    for (int tile = 0; tile < TILES; tile++) sums.next_unit(tile, unit[tile]);
   }
 
   // Scales are loaded long before they are needed, while products run.
