@@ -151,6 +151,21 @@ CASES = {
         {"group_size": 64, "bias": True},
         {"tokens": 80, "tiles": 2, "warpgroups": 2, "slots": 3, "in_place": True, "scale_rows": 2, "ctas": 5},
     ),
+    "tiles of rows": (41, 320, 200, {"bias": True}, {"tokens": 16, "tiles": 1}),
+    "tiles of rows, split": (
+        40,
+        1024,
+        320,
+        {"zeros": "integer"},
+        {"tokens": 24, "tiles": 1, "warpgroups": 2, "split": 3, "slots": 3},
+    ),
+    "stream, tiles of rows": (
+        53,
+        640,
+        200,
+        {"group_size": 64, "bias": True},
+        {"tokens": 24, "tiles": 1, "ctas": 7, "scale_rows": 2},
+    ),
     "k256 stages": (
         30,
         1088,
@@ -287,5 +302,4 @@ def test_launch_config() -> None:
     assert launch.programmatic and launch.shared_bytes == config.shared_bytes(scheme)
     stream = WideConfig(tokens=16, tiles=2, warpgroups=2, ctas=20).launch_config(scheme, 9, 4096, 1000)
     assert (stream.grid, stream.cluster) == ((20, 1, 1), (1, 1, 1))
-    with pytest.raises(ArgumentError, match="m=17"):
-        config.launch_config(scheme, 17, 4096, 1000)
+    assert config.launch_config(scheme, 17, 4096, 1000).grid == (3, 8, 1)

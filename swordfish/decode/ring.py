@@ -93,10 +93,7 @@ class RingConfig:
         barriers = self.warps * _round_up(self.slots * (weights + self.rows * (unit_k * 2 + 16)), 128)
         partials = _round_up(barriers + (self.warps * self.slots + 1) * 8, 16)
         exchange = partials + self.warps * self.rows * (self.cols * 64 + 4) * 4
-        rows = exchange
-        if self.split > 1:
-            rows += self.split * self.rows * _ceil_div(self.cols * 16, self.split) * 16
-        return rows + (self.rows * k * 2 if self.gather else 0)
+        return exchange + (self.split > 1) * self.split * self.rows * _ceil_div(self.cols * 16, self.split) * 16
 
     def _fold_k(self, group: int, k: int) -> int:
         unit_k = self.unit * 64

@@ -31,7 +31,7 @@ _encoded: dict[tuple[object, ...], bytes] = {}
 class WideConfig:
     """How the wide kernel is cut. Every field is a compile-time constant of the kernel.
 
-    ``tokens``        columns of the tensor-core tile, a multiple of 8 from 8 to 256: the largest M it serves.
+    ``tokens``        columns of the tensor-core tile, a multiple of 8 from 8 to 256: rows of x in an output tile.
     ``tiles``         m64 tiles a warpgroup owns: 1, 2 or 4. Two tiles fold one while the other multiplies.
     ``warpgroups``    warpgroups of a CTA, side by side along N; they share the staged tokens.
     ``stage_k``       k a stage covers: 64, 128, 256 or 512.
@@ -42,7 +42,7 @@ class WideConfig:
     ``overlay``       partial sums reuse the rings' shared memory, at the price of a cluster barrier.
     ``wgmma``         products by wgmma (sm_90a) instead of mma.sync.
     ``in_place``      one set of sums, kept in units of the running scale (``device/wide_sums.cuh``).
-    ``ctas``          Stream-K: so many CTAs share the units (stages of column tiles) evenly; 0: a cluster
+    ``ctas``          Stream-K: so many CTAs share the units (stages of output tiles) evenly; 0: a cluster
                       for each tile.
     ``lag``           how many stages after its last use a slot is refilled: more let warpgroups drift apart.
     ``refill_batch``  after which batch of a stage the CTA meets and refills its rings.
@@ -185,7 +185,7 @@ class WideConfig:
             raise ArgumentError("WideConfig.ctas", self.ctas, allowed)
 
     def units(self, k: int, n: int) -> int:
-        """Stages of all column tiles: what Stream-K deals out."""
+        """Stages of all column tiles: what Stream-K deals out for each tile of rows."""
         return -(-n // self.columns) * -(-k // self.stage_k)
 
     def launch_rows(self, m: int) -> int:
@@ -217,15 +217,11 @@ class WideConfig:
         return assemble("swordfish/decode/device/wide.cu", "decode_wide", defines)
 
     def launch_config(self, scheme: Scheme, m: int, k: int, n: int) -> LaunchConfig:
-        """Launch for ``m`` rows: a cluster for each column tile, or the CTAs of Stream-K.
-
-        Raises ``ArgumentError`` when ``m`` is not in 1..``tokens``.
-        """
-        if not 1 <= m <= self.tokens:
-            raise ArgumentError("m", m, f"1 to the {self.tokens} tokens of the kernel")
-        ctas = min(self.ctas, self.units(k, n))
+        """Launch for ``m`` rows: a cluster for each tile of ``tokens`` rows and ``columns`` columns, or the
+        CTAs of Stream-K."""
+        ctas, tiles = min(self.ctas, self.units(k, n)), -(-n // self.columns) * -(-m // self.tokens)
         return LaunchConfig(
-            grid=(ctas, 1, 1) if ctas else (self.split, -(-n // self.columns), 1),
+            grid=(ctas, 1, 1) if ctas else (self.split, tiles, 1),
             block=(self.threads, 1, 1),
             cluster=(self.split, 1, 1),
             shared_bytes=self.shared_bytes(scheme),
@@ -249,8 +245,7 @@ class WideConfig:
         scale_map = _map(scales, _rows, blocks, self.scale_rows)
         partials, counts = None, None
         if self.ctas:
-            # A CTA begins one unfinished tile and ends another.
-            size = 2 * self.ctas * self.columns * self.tokens
+            size = self.ctas * self.columns * self.tokens  # a piece for each CTA
             partials = torch.empty(size, dtype=torch.float32, device=x.device)
             counts = counters(x.device, self.ctas * 4 * self.warpgroups)
         return (

@@ -1,9 +1,9 @@
-// Decode for 16 to 128 tokens: out[M, N] = x[M, K] * dequantise(words) + bias.
+// Decode for more tokens than an mma tile has: out[M, N] = x[M, K] * dequantise(words) + bias.
 //
 // Weight columns are the rows of operand A, dequantised into registers; tokens are the columns of operand B, read from swizzled shared
-// memory. A CTA owns a range of units (a stage of k of one tile of COLUMNS weight columns):
+// memory. A CTA owns a range of units (a stage of k of an output tile of TOKENS rows and COLUMNS columns):
 //
-//   a tile, or one of SPLIT parts of it, whose sums meet in the cluster                   grid (SPLIT, tiles)
+//   a tile, or one of SPLIT parts of it, whose sums meet in the cluster                     grid (SPLIT, tiles)
 //   one of CTAS equal parts of everything (Stream-K), which may begin and end inside tiles  grid (CTAS)
 //
 //   ring:       SLOTS stages of tokens, weights, scales and zero points, filled by tensor copies. Weights start before the previous kernel
@@ -23,24 +23,30 @@ extern __shared__ __align__(1024) u8 shared_memory[];
 
 struct Range { int first, end; };  // of units
 
-SF_DEVICE Range range_of_cta() {
+SF_DEVICE Range range_of_cta(int row_tiles) {
 #if SF_CTAS
-  return {first_of_part<UNITS, SF_CTAS>(blockIdx.x), first_of_part<UNITS, SF_CTAS>(blockIdx.x + 1)};
+  // In reverse: a CTA waits only for ranges behind its own, whose CTAs have started before it. So it cannot wait for ever.
+  const int part = SF_CTAS - 1 - blockIdx.x;
+  const Deal<SF_CTAS> deal(row_tiles * COLUMN_TILES * STAGES);
+  return {deal.first(part), deal.first(part + 1)};
 #else
-  const int tile_at = blockIdx.y * STAGES;
-  return {tile_at + first_of_part<STAGES, SF_SPLIT>(blockIdx.x), tile_at + first_of_part<STAGES, SF_SPLIT>(blockIdx.x + 1)};
+  const Deal<SF_SPLIT> deal(STAGES);
+  return {(int)blockIdx.y * STAGES + deal.first(blockIdx.x), (int)blockIdx.y * STAGES + deal.first(blockIdx.x + 1)};
 #endif
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, SF_MIN_CTAS)
 decode_wide(const __grid_constant__ TensorMap words, const __grid_constant__ TensorMap scales, const __grid_constant__ TensorMap zeros,
-            const __grid_constant__ TensorMap x, const u16* bias, u16* out, float* partials, u32* counters, int m, i64 out_stride) {
+            const __grid_constant__ TensorMap x, const u16* bias, u16* out, float* partials, u32* flags, int m, i64 out_stride) {
   launch_dependents();
   const u32 shared = shared_address(shared_memory);
   const Place p = place();
   const int rank = SF_SPLIT == 1 ? 0 : blockIdx.x;
-  const Range range = range_of_cta();
-  const Staging staging(p, &x, &words, &scales, &zeros, shared);
+  const int row_tiles = (m + TOKENS - 1) / TOKENS;
+  const Range range = range_of_cta(row_tiles);
+  int tile_at = range.first / STAGES * STAGES;  // first unit of the tile
+  Tile tile(range.first / STAGES, row_tiles);
+  Staging staging(p, &x, &words, &scales, &zeros, shared, tile, range.first - tile_at, row_tiles);
 
   if (threadIdx.x == 0) {
     for (int slot = 0; slot < SLOTS; slot++) {
@@ -49,7 +55,7 @@ decode_wide(const __grid_constant__ TensorMap words, const __grid_constant__ Ten
     }
     for (int group = 0; group < SF_WARPGROUPS && SF_SPLIT > 1; group++) {
       barrier_init(shared + INBOX_AT + group * 8, 1);
-      barrier_expect(shared + INBOX_AT + group * 8, exchange_bytes(rank, m));
+      barrier_expect(shared + INBOX_AT + group * 8, exchange_bytes(rank, tile.tokens(m)));
     }
     fence_barrier_init();
   }
@@ -59,32 +65,23 @@ decode_wide(const __grid_constant__ TensorMap words, const __grid_constant__ Ten
 
   const int filled = min(SLOTS, range.end - range.first);
   const u32 row_bytes = staging.fill_channel_rows(&scales, &zeros);
-  if (p.warp > 0) {
+  if (p.warp == 0) wait_for_previous_kernel();  // only tokens depend on it
 #pragma unroll 1
-    for (int i = 0; i < filled; i++) staging.fill(true, range.first + i, i, i == 0 ? row_bytes : 0);
-  }
-  Bias row_bias;
-  if (SF_BIAS) row_bias.load(p, bias, STREAM ? range.first / STAGES : blockIdx.y);
-
-  wait_for_previous_kernel();
-  if (p.warp == 0) {
-#pragma unroll 1
-    for (int i = 0; i < filled; i++) staging.fill(true, range.first + i, i);
-  }
+  for (int i = 0; i < filled; i++) staging.fill(true, i, i == 0 ? row_bytes : 0);
+  Bias(p, bias, tile).prefetch();
+  if (p.warp > 0) wait_for_previous_kernel();
 
   Products products(p, shared);
   const u32 channel_row = products.row_at - ROWS_AT + CHANNEL_ROWS_AT;
   barrier_wait(staging.full_barrier(0), 0);
-  products.start(0, channel_row);
+  products.begin_tile(0, channel_row);
 
   int slot = 0, parity = 0;              // of the next slot's filling
   int free_slot = 0, free_parity = 0;    // of the slot to refill
   int unit = range.first;
 #pragma unroll 1
   do {
-    const int tile = STREAM ? unit / STAGES : blockIdx.y;
-    const int end = min(range.end, (tile + 1) * STAGES);
-    [[maybe_unused]] const bool whole = end - unit == STAGES;
+    const int end = min(range.end, tile_at + STAGES);
 #pragma unroll 1
     for (; unit < end; unit++) {
       const int next_slot = slot + 1 == SLOTS ? 0 : slot + 1;
@@ -92,10 +89,9 @@ decode_wide(const __grid_constant__ TensorMap words, const __grid_constant__ Ten
       products.stage(
           slot, next_slot, shared + slot * SLOT_BYTES, STREAM && unit + 1 == end,
           [&] {
-            const int refill = unit - SF_LAG + SLOTS;
-            const bool late = unit - range.first >= SF_LAG, go = late && refill < range.end;
+            const bool late = unit - range.first >= SF_LAG, go = late && unit - SF_LAG + SLOTS < range.end;
             if (go && p.warp < Staging::COPIES) barrier_wait(staging.free_barrier(free_slot), free_parity);
-            staging.fill(go, refill, free_slot);
+            staging.fill(go, free_slot);
             if (late && ++free_slot == SLOTS) {
               free_slot = 0;
               free_parity ^= 1;
@@ -110,20 +106,30 @@ decode_wide(const __grid_constant__ TensorMap words, const __grid_constant__ Ten
     }
 
     products.sums.finish(channel_row);
-    const Output output(p, out, out_stride, m, tile, row_bias);
+    const Output output(p, out, out_stride, m, tile, bias);
+    const int tokens = tile.tokens(m);
 #if SF_CTAS
-    if (whole) store_all(products.sums.total, output, m);
-    else merge_and_store(products.sums.total, output, p, partials, counters, tile, m);
+    const Pieces pieces(p, partials, flags);
+    const int part = SF_CTAS - 1 - blockIdx.x, tile_end = tile_at + STAGES;
+    if (range.first > tile_at) {
+      pieces.leave(products.sums.total, part, tokens, p.lane);
+    } else {
+      const Deal<SF_CTAS> deal(row_tiles * COLUMN_TILES * STAGES);
+      if (unit < tile_end) pieces.collect(products.sums.total, part + 1, deal.part_of(tile_end - 1), tokens, p.lane);
+      store_all(products.sums.total, output, tokens);
+    }
     if (unit < range.end) {
-      products.next_tile();
-      if (SF_BIAS) row_bias.load(p, bias, tile + 1);
+      tile_at = tile_end;
+      tile.advance(row_tiles);
+      Bias(p, bias, tile).prefetch();
+      products.begin_tile(slot, channel_row);
     }
 #elif SF_SPLIT == 1
-    store_all(products.sums.total, output, m);
+    store_all(products.sums.total, output, tokens);
 #else
     cluster_wait();
     if (SF_OVERLAY) cluster_sync();  // the rings of every CTA are idle
-    exchange_and_store(products.sums.total, output, p, shared, rank, m);
+    exchange_and_store(products.sums.total, output, p, shared, rank, tokens);
 #endif
   } while (STREAM && unit < range.end);
 }

@@ -33,6 +33,14 @@ SF_DEVICE u64 evict_last_policy() {
   return policy;
 }
 
+SF_DEVICE u64 evict_normal_policy() {
+  u64 policy;
+  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+SF_DEVICE void prefetch_to_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p) : "memory"); }
+
 SF_DEVICE void cta_sync() { asm volatile("bar.sync 0;" ::: "memory"); }
 
 // All CTAs of the cluster have come this far, and what they did to their shared memory before is done.
@@ -51,12 +59,13 @@ SF_DEVICE Floats4 load_global(const float* p) {
   return w;
 }
 
-// Counts one up and returns the count before. What this thread has written (or seen written, by lanes of its warp before a warp_sync) is
-// visible to those who count later.
-SF_DEVICE u32 count_up(u32* counter) {
-  u32 before;
-  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
-  return before;
+// What this thread has written (or lanes of its warp before a warp_sync) is visible to those who see the value by load_acquire.
+SF_DEVICE void store_release(u32* p, u32 v) { asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
+
+SF_DEVICE u32 load_acquire(const u32* p) {
+  u32 v;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
 }
 
 SF_DEVICE void store_global_word(u32* p, u32 v) { asm volatile("st.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }

@@ -21,14 +21,13 @@ struct Products {
     for (int i = 0; i < TILES; i++) bias[i] = default_bias();
   }
 
-  SF_DEVICE void start(int slot, u32 channel_row) {
+  SF_DEVICE void begin_tile(int slot, u32 channel_row) {
+    sums.clear();
     if (CHANNELWISE && SF_ZEROS == SF_ZEROS_INTEGER) {
 #pragma unroll
       for (int i = 0; i < TILES; i++) bias[i] = zero_bias(load_row_pair(channel_row + ROW_BYTES, i));
     }
   }
-
-  SF_DEVICE void next_tile() { sums.clear(); }
 
   // One stage; the contract of wide_wgmma.cuh, with nothing prepared for the next one.
   template <class Refill, class Ready, class Release>

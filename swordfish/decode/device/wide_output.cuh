@@ -2,7 +2,7 @@
 // not depend on timing; slice x = n8 tile * TILES + tile is 16 bytes a lane.
 //
 //   cluster    sums meet in the distributed shared memory of the rank that owns the slice, x / SLICES_OWNED
-//   Stream-K   sums meet in global memory (L2); whichever warp comes last adds them up. Nobody waits, so CTAs need not run together.
+//   Stream-K   sums meet in global memory (L2), where the CTA that begins the tile adds them up
 #pragma once
 #include "wide_copy.cuh"
 #include "wide_fragment.cuh"
@@ -24,17 +24,21 @@ SF_DEVICE void store_columns(u16* out, int column, u32 pair) {
   }
 }
 
-// Bias of the lane's rows of a column tile. Loaded when the tile begins; a product hides the latency.
+// Bias of the lane's rows.
 struct Bias {
-  RowPair rows[TILES];
+  const u16* bias;
+  int n;  // of row c of tile 0
 
-  SF_DEVICE void load(const Place& p, const u16* bias, int tile) {
-    const int n = tile * COLUMNS + p.block * 64 + first_row_block(p, p.lane >> 3) * 16 + p.c;
-#pragma unroll
-    for (int i = 0; i < TILES && SF_BIAS; i++) {
-      rows[i].low = n + i * 16 < SF_N ? load_global_u16(bias + n + i * 16) : 0;
-      rows[i].high = n + i * 16 + 8 < SF_N ? load_global_u16(bias + n + i * 16 + 8) : 0;
-    }
+  SF_DEVICE Bias(const Place& p, const u16* values, Tile tile) : bias(values), n(tile.column * COLUMNS + p.block * 64 + first_row_block(p, p.lane >> 3) * 16 + p.c) {}
+
+  // Long before it is read: there are no registers to keep it in.
+  SF_DEVICE void prefetch() const {
+    if (SF_BIAS && n < SF_N) prefetch_to_l2(bias + n);
+  }
+
+  SF_DEVICE RowPair load(int tile) const {
+    const int low = n + tile * 16, high = low + 8;
+    return {low < SF_N ? load_global_u16(bias + low) : 0, high < SF_N ? load_global_u16(bias + high) : 0};
   }
 };
 
@@ -43,13 +47,16 @@ struct Output {
   i64 stride;
   int tokens;  // valid ones from token c on
   int column;  // first output column of the lane's pairs in its first row block
-  const Bias& bias;
+  RowPair bias[TILES];
 
-  SF_DEVICE Output(const Place& p, u16* out, i64 row_stride, int m, int tile, const Bias& row_bias) : bias(row_bias) {
-    row = out + p.c * row_stride;
+  SF_DEVICE Output(const Place& p, u16* out, i64 row_stride, int m, Tile tile, const u16* bias_values) {
+    row = out + (tile.row * TOKENS + p.c) * row_stride;
     stride = row_stride;
-    tokens = m - p.c;
-    column = tile * COLUMNS + p.block * 64 + first_row_block(p, p.t) * 16 + p.t * 2;
+    tokens = tile.tokens(m) - p.c;
+    column = tile.column * COLUMNS + p.block * 64 + first_row_block(p, p.t) * 16 + p.t * 2;
+    const Bias rows(p, bias_values, tile);
+#pragma unroll
+    for (int i = 0; i < TILES && SF_BIAS; i++) bias[i] = rows.load(i);
   }
 
   // Rows c and 8 + c, tokens 2t and 2t + 1 of a slice. Transposed, a lane holds neighbouring columns of one token.
@@ -57,8 +64,8 @@ struct Output {
     const int tile = slice % TILES, token = slice / TILES * 8;
     float low = 0.0f, high = 0.0f;
     if (SF_BIAS) {
-      low = low_to_float(bias.rows[tile].low);
-      high = low_to_float(bias.rows[tile].high);
+      low = low_to_float(bias[tile].low);
+      high = low_to_float(bias[tile].high);
     }
     const u32 upper = transpose_matrix(round_pair(fmaf(v.v[0], SF_UNIT_INVERSE, low), fmaf(v.v[1], SF_UNIT_INVERSE, low)));
     const u32 lower = transpose_matrix(round_pair(fmaf(v.v[2], SF_UNIT_INVERSE, high), fmaf(v.v[3], SF_UNIT_INVERSE, high)));
@@ -118,42 +125,54 @@ SF_DEVICE void exchange_and_store(const float (&total)[TILES][TOKENS / 2], const
 
 // ---- Stream-K ------------------------------------------------------------------------------------------------------------------------
 
+// The CTA that begins a column tile ends it, too: it adds the pieces of the CTAs that went on where its own range ended. A range has at most
+// one piece that does not begin a tile, its first, so that the pieces and their flags are indexed by range; a warp needs only what the same
+// warp of another CTA has left. Flags are zero before and after the launch.
 #if SF_CTAS
-// Adds this CTA's piece of a tile; the warp that comes last has all pieces and stores the tile. A CTA has at most two pieces of unfinished
-// tiles: one that begins a tile and one that does not. Counters are zero before and after.
-SF_DEVICE void merge_and_store(float (&total)[TILES][TOKENS / 2], const Output& out, const Place& p, float* partials, u32* counters, int tile, int m) {
-  const int first = part_of<UNITS, SF_CTAS>(tile * STAGES), last = part_of<UNITS, SF_CTAS>(tile * STAGES + STAGES - 1);
-  float* const lane_at = partials + (p.warp * SLICES * 32 + p.lane) * 4;
-  const auto piece = [&](int cta) { return lane_at + (i64)(2 * cta + (cta == first)) * (COLUMNS * TOKENS); };
+struct Pieces {
+  float* lane_at;  // of the piece of range 0
+  u32* flag;       // of this warp in range 0
 
-  float* const mine = piece(blockIdx.x);
-#pragma unroll
-  for (int slice = 0; slice < SLICES; slice++) {
-    if (slice / TILES * 8 < m) store_global(mine + slice * 128, slice_of(total, slice));
+  SF_DEVICE Pieces(const Place& p, float* partials, u32* flags) {
+    lane_at = partials + (p.warp * SLICES * 32 + p.lane) * 4;
+    flag = flags + p.warp;
   }
-  warp_sync();
-  u32* const counter = counters + first * WARPS + p.warp;
-  u32 before = 0;
-  if (p.lane == 0) before = count_up(counter);
-  before = __shfl_sync(0xffffffffu, before, 0);
-  warp_sync();
-  if (before != last - first) return;
-  if (p.lane == 0) store_global_word(counter, 0);
 
-#pragma unroll
-  for (int i = 0; i < TILES; i++)
-#pragma unroll
-    for (int e = 0; e < TOKENS / 2; e++) total[i][e] = 0.0f;
-  for (int cta = first; cta <= last; cta++) {
-    const float* const from = piece(cta);
+  SF_DEVICE float* slice_at(int range, int slice) const { return lane_at + (i64)range * (COLUMNS * TOKENS) + slice * 128; }
+
+  SF_DEVICE void leave(const float (&total)[TILES][TOKENS / 2], int range, int m, int lane) const {
 #pragma unroll
     for (int slice = 0; slice < SLICES; slice++) {
-      if (slice / TILES * 8 >= m) continue;
-      const Floats4 v = load_global(from + slice * 128);
+      if (slice / TILES * 8 < m) store_global(slice_at(range, slice), slice_of(total, slice));
+    }
+    warp_sync();
+    if (lane == 0) store_release(flag + range * WARPS, 1);
+  }
+
+  // Adds the pieces of ranges `first` to `last`, in order.
+  SF_DEVICE void collect(float (&total)[TILES][TOKENS / 2], int first, int last, int m, int lane) const {
+    // Loads in flight, as many as registers allow.
+    constexpr int ROOM = (65536 / (THREADS * SF_MIN_CTAS) - TILES * TOKENS / 2 - 80) / 4, BATCH = ROOM < 2 ? 2 : ROOM > 8 ? 8 : ROOM;
+    for (int range = first; range <= last; range++) {
+      while (load_acquire(flag + range * WARPS) == 0) {}
 #pragma unroll
-      for (int e = 0; e < 4; e++) total[slice % TILES][slice / TILES * 4 + e] += v.v[e];
+      for (int begin = 0; begin < SLICES; begin += BATCH) {
+        if (begin / TILES * 8 >= m) break;
+        Floats4 v[BATCH];
+#pragma unroll
+        for (int i = 0; i < BATCH; i++)
+          if (begin + i < SLICES && (begin + i) / TILES * 8 < m) v[i] = load_global(slice_at(range, begin + i));
+#pragma unroll
+        for (int i = 0; i < BATCH; i++) {
+          const int slice = begin + i;
+#pragma unroll
+          for (int e = 0; e < 4; e++)
+            if (slice < SLICES && slice / TILES * 8 < m) total[slice % TILES][slice / TILES * 4 + e] += v[i].v[e];
+        }
+      }
+      warp_sync();
+      if (lane == 0) store_global_word(flag + range * WARPS, 0);
     }
   }
-  store_all(total, out, m);
-}
+};
 #endif

@@ -19,18 +19,37 @@ constexpr int STAGE_BLOCKS = STAGE_K / 64;
 constexpr int STAGES = (K_BLOCKS + STAGE_BLOCKS - 1) / STAGE_BLOCKS;
 constexpr int SLOTS = SF_SLOTS;
 
-// Work is counted in units: stage s of column tile t is unit t * STAGES + s. A CTA owns a range of them.
-constexpr int COLUMN_TILES = (N_BLOCKS + COLUMNS / 64 - 1) / (COLUMNS / 64);
-constexpr int UNITS = COLUMN_TILES * STAGES;
+// Work is counted in units: stage s of output tile t is unit t * STAGES + s. Tiles of the same columns follow each other, so that CTAs side
+// by side share their weights in L2. A CTA owns a range of units.
 constexpr bool STREAM = SF_CTAS > 0;  // Stream-K: ranges of equal length that may cross tiles. Otherwise a range lies in one tile.
-static_assert(SF_CTAS <= UNITS && (!STREAM || SF_SPLIT == 1), "every CTA has work, and only one way of splitting");
+constexpr int COLUMN_TILES = (N_BLOCKS + COLUMNS / 64 - 1) / (COLUMNS / 64);
+static_assert(SF_CTAS <= COLUMN_TILES * STAGES && (!STREAM || SF_SPLIT == 1), "every CTA has work, and only one way of splitting");
 
-// `total` units dealt out to `parts` as evenly as possible: the first unit of a part, and the part that a unit belongs to.
-template <int total, int parts> SF_DEVICE int first_of_part(int part) { return part * (total / parts) + min(part, total % parts); }
-template <int total, int parts> SF_DEVICE int part_of(int unit) {
-  constexpr int length = total / parts, longer = total % parts * (length + 1);
-  return unit < longer ? unit / (length + 1) : total % parts + (unit - longer) / length;
-}
+// An output tile: TOKENS rows of x by COLUMNS columns of W.
+struct Tile {
+  int row, column;  // tile coordinates
+
+  SF_DEVICE Tile(int index, int row_tiles) : row(index % row_tiles), column(index / row_tiles) {}
+  SF_DEVICE void advance(int row_tiles) {
+    if (++row == row_tiles) {
+      row = 0;
+      column++;
+    }
+  }
+  SF_DEVICE int tokens(int m) const { return min(TOKENS, m - row * TOKENS); }  // rows that exist
+};
+
+// `total` units dealt out to `parts` as evenly as possible.
+template <int parts> struct Deal {
+  int length, longer;  // the first `longer` parts have one unit more than `length`
+
+  SF_DEVICE Deal(int total) : length(total / parts), longer(total % parts) {}
+  SF_DEVICE int first(int part) const { return part * length + min(part, longer); }
+  SF_DEVICE int part_of(int unit) const {
+    const int in_longer = longer * (length + 1);
+    return unit < in_longer ? unit / (length + 1) : longer + (unit - in_longer) / length;
+  }
+};
 
 constexpr int BLOCK_BYTES = 512 * SF_BITS;  // k64 x n64
 constexpr int SLICE_BYTES = BLOCK_BYTES / 4;  // k16 x n64

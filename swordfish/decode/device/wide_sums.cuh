@@ -30,21 +30,17 @@ struct Sums {
   float tokens[TOKENS / 2];       // offsets: sums of the tokens themselves, in UNIT
   float unit[TILES][2], ratio[TILES][2];  // in place: of rows c and 8 + c
 
-  SF_DEVICE Sums() {
-    clear();
-    if (OFFSETS) {
-#pragma unroll
-      for (int e = 0; e < TOKENS / 2; e++) tokens[e] = 0.0f;
-    }
-  }
-
+  // Before the first product of a column tile. The first product of a segment overwrites what it finds in `part`; it is cleared so that its
+  // registers are free between tiles.
   SF_DEVICE void clear() {
 #pragma unroll
     for (int i = 0; i < TILES; i++) {
       unit[i][0] = unit[i][1] = 1.0f;
 #pragma unroll
-      for (int e = 0; e < TOKENS / 2; e++) total[i][e] = 0.0f;
+      for (int e = 0; e < TOKENS / 2; e++) total[i][e] = part[i][e] = 0.0f;
     }
+#pragma unroll
+    for (int e = 0; e < TOKENS / 2; e++) tokens[e] = 0.0f;
   }
 
   // What products of tile i are added to.

@@ -32,8 +32,9 @@ struct Products {
     for (int i = 0; i < TILES; i++) bias[i] = default_bias();
   }
 
-  // The first stage's words; channel_row is the address of the scales of a channelwise weight.
-  SF_DEVICE void start(int slot, u32 channel_row) {
+  // Before a column tile, whose first stage is in `slot`; channel_row is the address of the scales of a channelwise weight.
+  SF_DEVICE void begin_tile(int slot, u32 channel_row) {
+    sums.clear();
     if (CHANNELWISE && SF_ZEROS == SF_ZEROS_INTEGER) {
 #pragma unroll
       for (int i = 0; i < TILES; i++) bias[i] = zero_bias(load_row_pair(channel_row + ROW_BYTES, i));
@@ -44,15 +45,9 @@ struct Products {
     next_units();  // all totals are zero: nothing to rescale
   }
 
-  // After the last stage of a column tile, if there is another tile.
-  SF_DEVICE void next_tile() {
-    sums.clear();
-    next_units();
-  }
-
   // One stage. On entry its first batch is dequantised and nothing is in flight; on exit the same holds for the next stage. `refill` runs
   // beside the first products; `ready` waits for the next slot and says whether there is one; `release` says that this slot has been read.
-  // The next stage is of another column tile if this one is the `last` of its tile.
+  // After the `last` stage of a tile begin_tile() prepares the next one.
   template <class Refill, class Ready, class Release>
   SF_DEVICE void stage(int slot, int next_slot, u32 slot_at, bool last, Refill refill, Ready ready, Release release) {
     const u64 tokens = wgmma_descriptor(slot_at);
