@@ -27,19 +27,14 @@ elements stored at a time: 4 if N is a multiple of 4, 2 if it is even.
 class DecodeCall:
     """A decode configuration for ``m`` rows of a ``[k, n]`` weight (``k`` in packed rows).
 
-    With act-order and a configuration that does not gather, a launch that permutes x goes before the others.
+    With act-order and a configuration that does not gather, a launch that permutes x goes before it.
     """
 
     def __init__(
         self, config: DecodeConfig, scheme: Scheme, m: int, k: int, n: int, *, bias: bool, arch: str
     ) -> None:
         kernel = get_kernel(config.source(scheme, k, n, bias=bias), arch)
-        step = config.launch_rows(m)
-        self._launches = [
-            (slice(start, start + step), kernel.prepare(config.launch_config(scheme, rows, k, n)))
-            for start in range(0, m, step)
-            if (rows := min(step, m - start))
-        ]
+        self._launch = kernel.prepare(config.launch_config(scheme, m, k, n))
         self._arguments = config.arguments
         self._permutes = scheme.act_order and not config.gather
         self._k, self._arch = k, arch
@@ -48,10 +43,5 @@ class DecodeCall:
         self, x: torch.Tensor, w: PackedWeight, bias: torch.Tensor | None, out: torch.Tensor
     ) -> None:
         tokens = packed_tokens(x, w.perm if self._permutes else None, self._k, self._arch)
-        device = out.get_device()
-        for part, launch in self._launches:
-            if len(self._launches) > 1:
-                x, y = tokens[part], out[part]
-            else:  # slicing is a tenth of the host time of a small call
-                x, y = tokens, out
-            launch.again(device, self._arguments(w.words, w.scale_rows, w.zero_rows, x, w.perm, bias, y))
+        arguments = self._arguments(w.words, w.scale_rows, w.zero_rows, tokens, w.perm, bias, out)
+        self._launch.again(out.get_device(), arguments)

@@ -93,7 +93,9 @@ class RingConfig:
         barriers = self.warps * _round_up(self.slots * (weights + self.rows * (unit_k * 2 + 16)), 128)
         partials = _round_up(barriers + (self.warps * self.slots + 1) * 8, 16)
         exchange = partials + self.warps * self.rows * (self.cols * 64 + 4) * 4
-        return exchange + (self.split > 1) * self.split * self.rows * _ceil_div(self.cols * 16, self.split) * 16
+        return (
+            exchange + (self.split > 1) * self.split * self.rows * _ceil_div(self.cols * 16, self.split) * 16
+        )
 
     def _fold_k(self, group: int, k: int) -> int:
         unit_k = self.unit * 64
@@ -112,11 +114,6 @@ class RingConfig:
             raise ArgumentError("RingConfig", self, allowed, f"It needs {need}.")
         if self.split > units:
             raise ArgumentError("RingConfig.split", self.split, f"at most the {units} units of K={k}")
-
-    @staticmethod
-    def launch_rows(m: int) -> int:
-        """How many of ``m`` rows one launch takes: all, in row tiles."""
-        return m
 
     def source(self, scheme: Scheme, k: int, n: int, *, bias: bool) -> KernelSource:
         """The kernel for weights of shape ``[k, n]``."""

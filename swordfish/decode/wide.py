@@ -31,7 +31,7 @@ _encoded: dict[tuple[object, ...], bytes] = {}
 class WideConfig:
     """How the wide kernel is cut. Every field is a compile-time constant of the kernel.
 
-    ``tokens``        columns of the tensor-core tile, a multiple of 8 from 8 to 256: rows of x in an output tile.
+    ``tokens``        columns of the tensor-core tile, a multiple of 8 from 8 to 256: rows of x in a tile.
     ``tiles``         m64 tiles a warpgroup owns: 1, 2 or 4. Two tiles fold one while the other multiplies.
     ``warpgroups``    warpgroups of a CTA, side by side along N; they share the staged tokens.
     ``stage_k``       k a stage covers: 64, 128, 256 or 512.
@@ -187,10 +187,6 @@ class WideConfig:
     def units(self, k: int, n: int) -> int:
         """Stages of all column tiles: what Stream-K deals out for each tile of rows."""
         return -(-n // self.columns) * -(-k // self.stage_k)
-
-    def launch_rows(self, m: int) -> int:
-        """How many of ``m`` rows one launch takes."""
-        return min(m, self.tokens)
 
     def source(self, scheme: Scheme, k: int, n: int, *, bias: bool) -> KernelSource:
         """The kernel for weights of shape ``[k, n]``; with act-order, x comes with permuted columns."""
