@@ -21,6 +21,7 @@ import torch
 from swordfish.dispatch import call_for
 from swordfish.errors import ArgumentError, ArgumentTypeError
 from swordfish.packed import PackedWeight
+from swordfish.runtime import torch_cuda
 from swordfish.scheme import DTYPES, Scheme
 from swordfish.weights import dequantize
 
@@ -49,12 +50,22 @@ def multiply(
     ``out`` ``[..., N]``, any strides that do not overlap, is written and returned if given.
     """
     k, n = w.shape
-    flat = x if x.ndim == 2 else x.reshape(x.numel() // k, k)
+    shape = x.shape
+    if out is None and len(shape) == 2:  # most calls, where every microsecond counts
+        m = shape[0]
+        device = x.get_device()
+        if device >= 0 and device == torch_cuda.current_device():
+            result = torch_cuda.empty((m, n), (n, 1), x.dtype)
+        else:
+            result = x.new_empty(m, n)
+        if m:
+            call_for(m, w, bias is not None)(x, w, bias, result)
+        return result
+    flat = x.reshape(x.numel() // k, k)
     m = flat.shape[0]
     if out is None:
-        result = target = x.new_empty((*x.shape[:-1], n))
-        if x.ndim != 2:
-            target = result.view(m, n)
+        result = x.new_empty((*shape[:-1], n))
+        target = result.view(m, n)
     else:
         result = out
         target = out if out.ndim == 2 else out.view(m, n) if out.is_contiguous() else out
@@ -173,8 +184,8 @@ def _dequantize_fake(words: torch.Tensor, scale_rows: torch.Tensor, *rest: Any) 
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    ctx.save_for_backward(*inputs[1:5])
-    ctx.scheme = inputs[6:]
+    # Not save_for_backward: it refuses weights that were made in inference mode, and they are data.
+    ctx.weight = (*inputs[1:5], *inputs[6:])
     ctx.bias = inputs[5] is not None
 
 
@@ -182,7 +193,7 @@ def _gradients(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     """The weight is data: gradients for x (through the dequantised weight) and for the bias."""
     to_x = to_bias = None
     if ctx.needs_input_grad[0]:
-        weight = torch.ops.swordfish.dequantize(*ctx.saved_tensors, *ctx.scheme)
+        weight = torch.ops.swordfish.dequantize(*ctx.weight)
         to_x = grad @ weight.T
     if ctx.bias and ctx.needs_input_grad[5]:
         to_bias = grad.flatten(0, -2).sum(0) if grad.ndim > 1 else grad
