@@ -84,18 +84,19 @@ class RingConfig:
         changed = [f"{f.name}={getattr(self, f.name)}" for f in fields(self)]
         return f"ring({', '.join(changed)})"
 
-    def shared_bytes(self, scheme: Scheme, k: int) -> int:
-        """Dynamic shared memory of a CTA in bytes; the kernel asserts that it computes the same."""
+    def shared_bytes(self, scheme: Scheme, k: int, exchanges: int = 1) -> int:
+        """Shared memory in bytes up to ``RING_END`` of ``device/ring_shape.cuh``, which asserts that it
+        computes the same; ``exchanges`` buffers for the sums of a cluster."""
         unit_k = self.unit * 64
         scale_rows = unit_k // self._fold_k(_group(scheme, k), k)
         row_kinds = 1 if scheme.zeros == "none" else 2
         weights = self.cols * self.unit * scheme.bits * 512 + row_kinds * scale_rows * self.cols * 128
         barriers = self.warps * _round_up(self.slots * (weights + self.rows * (unit_k * 2 + 16)), 128)
-        partials = _round_up(barriers + (self.warps * self.slots + 1) * 8, 16)
+        partials = _round_up(barriers + (self.warps * self.slots + exchanges) * 8, 16)
         exchange = partials + self.warps * self.rows * (self.cols * 64 + 4) * 4
-        return (
-            exchange + (self.split > 1) * self.split * self.rows * _ceil_div(self.cols * 16, self.split) * 16
-        )
+        if self.split == 1:
+            return exchange
+        return exchange + exchanges * self.split * self.rows * _ceil_div(self.cols * 16, self.split) * 16
 
     def _fold_k(self, group: int, k: int) -> int:
         unit_k = self.unit * 64
@@ -117,23 +118,23 @@ class RingConfig:
 
     def source(self, scheme: Scheme, k: int, n: int, *, bias: bool) -> KernelSource:
         """The kernel for weights of shape ``[k, n]``."""
-        return assemble(
-            "swordfish/decode/device/ring.cu",
-            "decode_ring",
-            scheme_defines(scheme, k, n, bias=bias)
-            | {
-                "SF_GROUP": _group(scheme, k),
-                "SF_ROWS": self.rows,
-                "SF_COLS": self.cols,
-                "SF_UNIT": self.unit,
-                "SF_WARPS": self.warps,
-                "SF_SLOTS": self.slots,
-                "SF_SPLIT": self.split,
-                "SF_MIN_CTAS": self.min_ctas,
-                "SF_GATHER": int(self.gather),
-                "SF_SHARED_BYTES": self.shared_bytes(scheme, k),
-            },
-        )
+        defines = scheme_defines(scheme, k, n, bias=bias) | self.defines(scheme, k)
+        defines |= {"SF_GATHER": int(self.gather), "SF_SHARED_BYTES": self.shared_bytes(scheme, k)}
+        return assemble("swordfish/decode/device/ring.cu", "decode_ring", defines)
+
+    def defines(self, scheme: Scheme, k: int, exchanges: int = 1) -> dict[str, int | str]:
+        """What ``device/ring_shape.cuh`` needs besides the scheme."""
+        return {
+            "SF_GROUP": _group(scheme, k),
+            "SF_ROWS": self.rows,
+            "SF_COLS": self.cols,
+            "SF_UNIT": self.unit,
+            "SF_WARPS": self.warps,
+            "SF_SLOTS": self.slots,
+            "SF_SPLIT": self.split,
+            "SF_EXCHANGES": exchanges,
+            "SF_MIN_CTAS": self.min_ctas,
+        }
 
     def launch_config(self, scheme: Scheme, m: int, k: int, n: int) -> LaunchConfig:
         """Grid and shared memory of a call with ``m`` rows."""

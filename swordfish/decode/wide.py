@@ -190,7 +190,13 @@ class WideConfig:
 
     def source(self, scheme: Scheme, k: int, n: int, *, bias: bool) -> KernelSource:
         """The kernel for weights of shape ``[k, n]``; with act-order, x comes with permuted columns."""
-        defines = scheme_defines(scheme, k, n, bias=bias) | {
+        defines = scheme_defines(scheme, k, n, bias=bias) | self.defines(scheme, k)
+        defines["SF_CTAS"] = min(self.ctas, self.units(k, n))
+        return assemble("swordfish/decode/device/wide.cu", "decode_wide", defines)
+
+    def defines(self, scheme: Scheme, k: int) -> dict[str, int | str]:
+        """What ``device/wide_shape.cuh`` and the products need besides the scheme."""
+        defines: dict[str, int | str] = {
             "SF_GROUP": self._group(scheme, k),
             "SF_TOKENS": self.tokens,
             "SF_TILES": self.tiles,
@@ -200,7 +206,7 @@ class WideConfig:
             "SF_LAG": self.lag,
             "SF_SCALE_ROWS": self.scale_rows,
             "SF_SPLIT": self.split,
-            "SF_CTAS": min(self.ctas, self.units(k, n)),
+            "SF_CTAS": self.ctas,
             "SF_OVERLAY": int(self.overlay),
             "SF_MIN_CTAS": self.min_ctas,
             "SF_SHARED_BYTES": self.shared_bytes(scheme),
@@ -210,7 +216,7 @@ class WideConfig:
         }
         if self.wgmma:
             defines |= _wgmma_text(self.tokens, "bf16" if scheme.dtype == "bfloat16" else "f16")
-        return assemble("swordfish/decode/device/wide.cu", "decode_wide", defines)
+        return defines
 
     def launch_config(self, scheme: Scheme, m: int, k: int, n: int) -> LaunchConfig:
         """Launch for ``m`` rows: a cluster for each tile of ``tokens`` rows and ``columns`` columns, or the
@@ -237,24 +243,29 @@ class WideConfig:
         """Kernel arguments, in order. ``x`` and ``out`` are 2-D with unit inner stride. Rows of ``x`` are
         16-byte aligned, in packed order and padded to blocks of 64; rows of ``out`` 4-byte aligned if N is
         even."""
+        partials, counts = self.workspace(x.device)
+        maps = self.maps(words, scales, zeros, x)
+        return (*maps, bias, out, partials, counts, x.shape[0], out.stride(0))
+
+    def workspace(self, device: torch.device) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """What Stream-K needs: room for a piece of each CTA, and counters that are zero."""
+        if not self.ctas:
+            return None, None
+        partials = torch.empty(self.ctas * self.columns * self.tokens, dtype=torch.float32, device=device)
+        return partials, counters(device, self.ctas * 4 * self.warpgroups)
+
+    def maps(
+        self, words: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, x: torch.Tensor
+    ) -> tuple[Argument, ...]:
+        """Tensor maps of words ``[N blocks, K blocks, words]``, rows of scales, rows of zero points and
+        tokens."""
         blocks, depth = self.columns // 64, self.stage_k // 64
         scale_map = _map(scales, _rows, blocks, self.scale_rows)
-        partials, counts = None, None
-        if self.ctas:
-            size = self.ctas * self.columns * self.tokens  # a piece for each CTA
-            partials = torch.empty(size, dtype=torch.float32, device=x.device)
-            counts = counters(x.device, self.ctas * 4 * self.warpgroups)
         return (
             _map(words, _words, depth * words.shape[2] // 512, blocks),
             scale_map,
             scale_map if zeros is None else _map(zeros, _rows, blocks, self.scale_rows),
             _map(x, _tokens, self.tokens, depth),
-            bias,
-            out,
-            partials,
-            counts,
-            x.shape[0],
-            out.stride(0),
         )
 
 

@@ -141,6 +141,13 @@ SF_DEVICE void store_matrix4_transposed(u32 address, const Words4& w) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(w.v[0]), "r"(w.v[1]), "r"(w.v[2]), "r"(w.v[3]) : "memory");
 }
 
+// An 8x8 matrix of 16-bit elements, one register a lane: lane (c, t) gives columns 2t, 2t+1 of row c and receives rows 2t, 2t+1 of column c.
+SF_DEVICE u32 transpose_matrix(u32 v) {
+  u32 r;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(v));
+  return r;
+}
+
 // ---- global loads --------------------------------------------------------------------------------------------------------------
 
 // 16 bytes that nobody reads again: they need no place in L1.
@@ -225,3 +232,5 @@ SF_DEVICE u16 round_to_half(float f) {
 #endif
   return h;
 }
+
+SF_DEVICE u32 round_pair(float low, float high) { return round_to_half(low) | (u32)round_to_half(high) << 16; }

@@ -10,18 +10,12 @@
 //               ends, tokens after it. The ring goes on from tile to tile.
 //   per stage:  warps wait for the stage's slot, multiply, and say that they have read it; there is no CTA barrier, so that warpgroups
 //               drift apart and fill each other's gaps. The slot read SF_LAG stages ago is refilled.
-#include "wide_stage.cuh"
+#include "wide_loop.cuh"
 #include "wide_output.cuh"
-#include "wide_sums.cuh"  // outside the condition: every file is pasted once
-#if SF_USE_WGMMA
-#include "wide_wgmma.cuh"
-#else
-#include "wide_mma.cuh"
-#endif
+
+static_assert(SF_CTAS <= COLUMN_TILES * STAGES && (!STREAM || SF_SPLIT == 1), "every CTA has work, and only one way of splitting");
 
 extern __shared__ __align__(1024) u8 shared_memory[];
-
-struct Range { int first, end; };  // of units
 
 SF_DEVICE Range range_of_cta(int row_tiles) {
 #if SF_CTAS
@@ -46,11 +40,11 @@ decode_wide(const __grid_constant__ TensorMap words, const __grid_constant__ Ten
   const Range range = range_of_cta(row_tiles);
   int tile_at = range.first / STAGES * STAGES;  // first unit of the tile
   Tile tile(range.first / STAGES, row_tiles);
-  Staging staging(p, &x, &words, &scales, &zeros, shared, tile, range.first - tile_at, row_tiles);
+  Staging<Tile> staging(p, &x, &words, &scales, &zeros, shared, tile, range.first - tile_at);
 
   if (threadIdx.x == 0) {
     for (int slot = 0; slot < SLOTS; slot++) {
-      barrier_init(staging.full_barrier(slot), Staging::COPIES);
+      barrier_init(staging.full_barrier(slot), staging.COPIES);
       barrier_init(staging.free_barrier(slot), WARPS);
     }
     for (int group = 0; group < SF_WARPGROUPS && SF_SPLIT > 1; group++) {
@@ -59,7 +53,7 @@ decode_wide(const __grid_constant__ TensorMap words, const __grid_constant__ Ten
     }
     fence_barrier_init();
   }
-  if (p.lane == 0 && p.warp < Staging::COPIES) prefetch_tensor_map(staging.map);
+  if (p.lane == 0 && p.warp < staging.COPIES) prefetch_tensor_map(staging.map);
   cta_sync();
   if (SF_SPLIT > 1) cluster_arrive_relaxed();
 
@@ -76,34 +70,12 @@ decode_wide(const __grid_constant__ TensorMap words, const __grid_constant__ Ten
   barrier_wait(staging.full_barrier(0), 0);
   products.begin_tile(0, channel_row);
 
-  int slot = 0, parity = 0;              // of the next slot's filling
-  int free_slot = 0, free_parity = 0;    // of the slot to refill
+  Position ring;
   int unit = range.first;
 #pragma unroll 1
   do {
     const int end = min(range.end, tile_at + STAGES);
-#pragma unroll 1
-    for (; unit < end; unit++) {
-      const int next_slot = slot + 1 == SLOTS ? 0 : slot + 1;
-      if (next_slot == 0) parity ^= 1;
-      products.stage(
-          slot, next_slot, shared + slot * SLOT_BYTES, STREAM && unit + 1 == end,
-          [&] {
-            const bool late = unit - range.first >= SF_LAG, go = late && unit - SF_LAG + SLOTS < range.end;
-            if (go && p.warp < Staging::COPIES) barrier_wait(staging.free_barrier(free_slot), free_parity);
-            staging.fill(go, free_slot);
-            if (late && ++free_slot == SLOTS) {
-              free_slot = 0;
-              free_parity ^= 1;
-            }
-          },
-          [&] {
-            if (unit + 1 < range.end) barrier_wait(staging.full_barrier(next_slot), parity);
-            return unit + 1 < range.end;
-          },
-          [&] { barrier_arrive_if(p.lane == 0, staging.free_barrier(slot)); });
-      slot = next_slot;
-    }
+    multiply_units(products, staging, p, shared, ring, range, unit, end);
 
     products.sums.finish(channel_row);
     const Output output(p, out, out_stride, m, tile, bias);
@@ -120,9 +92,9 @@ decode_wide(const __grid_constant__ TensorMap words, const __grid_constant__ Ten
     }
     if (unit < range.end) {
       tile_at = tile_end;
-      tile.advance(row_tiles);
+      tile.advance();
       Bias(p, bias, tile).prefetch();
-      products.begin_tile(slot, channel_row);
+      products.begin_tile(ring.slot, channel_row);
     }
 #elif SF_SPLIT == 1
     store_all(products.sums.total, output, tokens);

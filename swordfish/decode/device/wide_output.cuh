@@ -2,18 +2,10 @@
 // not depend on timing; slice x = n8 tile * TILES + tile is 16 bytes a lane.
 //
 //   cluster    sums meet in the distributed shared memory of the rank that owns the slice, x / SLICES_OWNED
-//   Stream-K   sums meet in global memory (L2), where the CTA that begins the tile adds them up
+//   Stream-K   sums meet in global memory (L2), where the CTA that begins the tile adds them up (wide_pieces.cuh)
 #pragma once
 #include "wide_copy.cuh"
-#include "wide_fragment.cuh"
-
-SF_DEVICE u32 transpose_matrix(u32 v) {
-  u32 r;
-  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(v));
-  return r;
-}
-
-SF_DEVICE u32 round_pair(float low, float high) { return round_to_half(low) | (u32)round_to_half(high) << 16; }
+#include "wide_pieces.cuh"
 
 SF_DEVICE void store_columns(u16* out, int column, u32 pair) {
   if (SF_N % 2 == 0) {  // both columns exist or none
@@ -76,12 +68,6 @@ struct Output {
   }
 };
 
-SF_DEVICE Floats4 slice_of(const float (&total)[TILES][TOKENS / 2], int slice) {
-  const float(&t)[TOKENS / 2] = total[slice % TILES];
-  const int e = slice / TILES * 4;
-  return {t[e], t[e + 1], t[e + 2], t[e + 3]};
-}
-
 SF_DEVICE void store_all(const float (&total)[TILES][TOKENS / 2], const Output& out, int m) {
 #pragma unroll
   for (int slice = 0; slice < SLICES; slice++) {
@@ -122,57 +108,3 @@ SF_DEVICE void exchange_and_store(const float (&total)[TILES][TOKENS / 2], const
     out.store(slice, sum);
   }
 }
-
-// ---- Stream-K ------------------------------------------------------------------------------------------------------------------------
-
-// The CTA that begins a column tile ends it, too: it adds the pieces of the CTAs that went on where its own range ended. A range has at most
-// one piece that does not begin a tile, its first, so that the pieces and their flags are indexed by range; a warp needs only what the same
-// warp of another CTA has left. Flags are zero before and after the launch.
-#if SF_CTAS
-struct Pieces {
-  float* lane_at;  // of the piece of range 0
-  u32* flag;       // of this warp in range 0
-
-  SF_DEVICE Pieces(const Place& p, float* partials, u32* flags) {
-    lane_at = partials + (p.warp * SLICES * 32 + p.lane) * 4;
-    flag = flags + p.warp;
-  }
-
-  SF_DEVICE float* slice_at(int range, int slice) const { return lane_at + (i64)range * (COLUMNS * TOKENS) + slice * 128; }
-
-  SF_DEVICE void leave(const float (&total)[TILES][TOKENS / 2], int range, int m, int lane) const {
-#pragma unroll
-    for (int slice = 0; slice < SLICES; slice++) {
-      if (slice / TILES * 8 < m) store_global(slice_at(range, slice), slice_of(total, slice));
-    }
-    warp_sync();
-    if (lane == 0) store_release(flag + range * WARPS, 1);
-  }
-
-  // Adds the pieces of ranges `first` to `last`, in order.
-  SF_DEVICE void collect(float (&total)[TILES][TOKENS / 2], int first, int last, int m, int lane) const {
-    // Loads in flight, as many as registers allow.
-    constexpr int ROOM = (65536 / (THREADS * SF_MIN_CTAS) - TILES * TOKENS / 2 - 80) / 4, BATCH = ROOM < 2 ? 2 : ROOM > 8 ? 8 : ROOM;
-    for (int range = first; range <= last; range++) {
-      while (load_acquire(flag + range * WARPS) == 0) {}
-#pragma unroll
-      for (int begin = 0; begin < SLICES; begin += BATCH) {
-        if (begin / TILES * 8 >= m) break;
-        Floats4 v[BATCH];
-#pragma unroll
-        for (int i = 0; i < BATCH; i++)
-          if (begin + i < SLICES && (begin + i) / TILES * 8 < m) v[i] = load_global(slice_at(range, begin + i));
-#pragma unroll
-        for (int i = 0; i < BATCH; i++) {
-          const int slice = begin + i;
-#pragma unroll
-          for (int e = 0; e < 4; e++)
-            if (slice < SLICES && slice / TILES * 8 < m) total[slice % TILES][slice / TILES * 4 + e] += v[i].v[e];
-        }
-      }
-      warp_sync();
-      if (lane == 0) store_global_word(flag + range * WARPS, 0);
-    }
-  }
-};
-#endif

@@ -23,20 +23,25 @@ constexpr int SLOTS = SF_SLOTS;
 // by side share their weights in L2. A CTA owns a range of units.
 constexpr bool STREAM = SF_CTAS > 0;  // Stream-K: ranges of equal length that may cross tiles. Otherwise a range lies in one tile.
 constexpr int COLUMN_TILES = (N_BLOCKS + COLUMNS / 64 - 1) / (COLUMNS / 64);
-static_assert(SF_CTAS <= COLUMN_TILES * STAGES && (!STREAM || SF_SPLIT == 1), "every CTA has work, and only one way of splitting");
-
-// An output tile: TOKENS rows of x by COLUMNS columns of W.
+// An output tile: TOKENS rows of x by COLUMNS columns of W. Any tile tells where its operands begin (rows of tokens and of scales, blocks of
+// 64 columns in the words and in a row of scales), whether others read its weights, too, and which tile follows it.
 struct Tile {
-  int row, column;  // tile coordinates
+  int row, column, row_tiles;  // tile coordinates
 
-  SF_DEVICE Tile(int index, int row_tiles) : row(index % row_tiles), column(index / row_tiles) {}
-  SF_DEVICE void advance(int row_tiles) {
+  SF_DEVICE Tile(int index, int tiles_of_rows) : row(index % tiles_of_rows), column(index / tiles_of_rows), row_tiles(tiles_of_rows) {}
+  SF_DEVICE void advance() {
     if (++row == row_tiles) {
       row = 0;
       column++;
     }
   }
   SF_DEVICE int tokens(int m) const { return min(TOKENS, m - row * TOKENS); }  // rows that exist
+
+  SF_DEVICE int token_row() const { return row * TOKENS; }
+  SF_DEVICE int word_block() const { return column * (COLUMNS / 64); }
+  SF_DEVICE int scale_block() const { return column * (COLUMNS / 64); }
+  SF_DEVICE int scale_row() const { return 0; }
+  SF_DEVICE bool shares_weights() const { return row_tiles > 1; }
 };
 
 // `total` units dealt out to `parts` as evenly as possible.

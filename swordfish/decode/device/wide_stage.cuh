@@ -4,7 +4,7 @@
 #include "wide_copy.cuh"
 #include "wide_shape.cuh"
 
-struct Staging {
+template <class Tile> struct Staging {
   static constexpr int COPIES = CHANNELWISE ? 2 : 2 + ROW_KINDS;
   static_assert(SCALE_ROWS % SF_SCALE_ROWS == 0 || CHANNELWISE, "copies of SF_SCALE_ROWS rows make up a stage");
 
@@ -15,16 +15,16 @@ struct Staging {
   bool leader;
   // Of the next fill: its stage, and box coordinates by what they are made of.
   Tile tile;
-  int stage, row_tiles;
+  int stage;
 
   SF_DEVICE Staging(const Place& p, const TensorMap* tokens, const TensorMap* weights, const TensorMap* scales, const TensorMap* zeros, u32 shared_base,
-                    Tile first_tile, int first_stage, int tiles_of_rows)
-      : tile(first_tile), stage(first_stage), row_tiles(tiles_of_rows) {
+                    Tile first_tile, int first_stage)
+      : tile(first_tile), stage(first_stage) {
     shared = shared_base;
     warp = p.warp;
     leader = p.lane == 0 && warp < COPIES;
     // Weights that no other CTA reads should leave L2 first.
-    policy = warp == 0 ? evict_last_policy() : row_tiles > 1 ? evict_normal_policy() : evict_first_policy();
+    policy = warp == 0 ? evict_last_policy() : tile.shares_weights() ? evict_normal_policy() : evict_first_policy();
     if (warp == 0) {
       map = tokens;
       offset = 0, bytes = WEIGHTS_AT;
@@ -43,26 +43,24 @@ struct Staging {
   // This warp's copy of the next unit.
   SF_DEVICE void fill(bool go, int slot, u32 extra = 0) {
     const u32 dst = shared + slot * SLOT_BYTES + offset, bar = full_barrier(slot);
-    const int block = tile.column * (COLUMNS / 64);
-    const int c1 = warp == 0 ? tile.row * TOKENS : warp == 1 ? stage * (STAGE_BLOCKS * BLOCK_BYTES / 2048) : block;
-    const int c2 = warp == 0 ? stage * STAGE_BLOCKS : warp == 1 ? block : group_of(stage, 0);
+    const int c1 = warp == 0 ? tile.token_row() : warp == 1 ? stage * (STAGE_BLOCKS * BLOCK_BYTES / 2048) : tile.scale_block();
+    const int c2 = warp == 0 ? stage * STAGE_BLOCKS : warp == 1 ? tile.word_block() : tile.scale_row() + group_of(stage, 0);
     barrier_expect_if(go && leader, bar, bytes + extra);
     tensor_load_if(go && leader, dst, map, c1, c2, bar, policy);
 #pragma unroll
     for (int r = SF_SCALE_ROWS; r < SCALE_ROWS; r += SF_SCALE_ROWS)
-      tensor_load_if(go && leader && warp >= 2, dst + r * ROW_BYTES, map, c1, group_of(stage, r), bar, policy);
+      tensor_load_if(go && leader && warp >= 2, dst + r * ROW_BYTES, map, c1, tile.scale_row() + group_of(stage, r), bar, policy);
     if (go && ++stage == STAGES && STREAM) {
       stage = 0;
-      tile.advance(row_tiles);
+      tile.advance();
     }
   }
 
   // The single row of a channelwise weight travels with the first stage of warp 1. Returns its bytes.
   SF_DEVICE u32 fill_channel_rows(const TensorMap* scales, const TensorMap* zeros) const {
     if (!CHANNELWISE || warp != 1) return 0;
-    const int block = tile.column * (COLUMNS / 64);
-    tensor_load_if(leader, shared + CHANNEL_ROWS_AT, scales, block, 0, full_barrier(0), policy);
-    if (SF_ZEROS) tensor_load_if(leader, shared + CHANNEL_ROWS_AT + ROW_BYTES, zeros, block, 0, full_barrier(0), policy);
+    tensor_load_if(leader, shared + CHANNEL_ROWS_AT, scales, tile.scale_block(), tile.scale_row(), full_barrier(0), policy);
+    if (SF_ZEROS) tensor_load_if(leader, shared + CHANNEL_ROWS_AT + ROW_BYTES, zeros, tile.scale_block(), tile.scale_row(), full_barrier(0), policy);
     return ROW_KINDS * ROW_BYTES;
   }
 

@@ -1,0 +1,262 @@
+"""Time configurations of the expert kernels, gate_up and down each on its own.
+
+python -m bench.sweep_moe --models qwen3-30b-a3b --m 1,64 --out sweep.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.data import check
+from bench.harness import clone_state
+from bench.moe_data import MODELS, MoeShape, Routes, hidden_states, random_experts, reference_products, routes
+from bench.shapes import parse_ints
+from swordfish.decode import RingConfig, WideConfig
+from swordfish.errors import ArgumentError
+from swordfish.moe import ACTIVATIONS, ExpertWeights
+from swordfish.moe.choose import ExpertConfig
+from swordfish.moe.kernels import ExpertRing, ExpertWide, Product
+from swordfish.moe.layer import down, gate_up
+from swordfish.moe.routing import Routing, sort_pairs
+from swordfish.runtime.device import DeviceProps, device_props
+from swordfish.runtime.registry import compile_many, get_artifact
+from swordfish.scheme import Scheme
+from swordfish.tune.timing import CudaBackend, Graph, medians
+
+__all__ = ["Bench", "candidates", "main"]
+
+COLD_BYTES = 1 << 30
+"""Packed bytes of the copies of a layer together: an expert that comes up again has left L2."""
+
+ROUTES = 24
+GRAPH_US = 1500.0
+ROUNDS = 5
+SILU = ACTIVATIONS["silu"]
+
+
+@dataclass(eq=False)
+class Bench:
+    """Copies of a layer, routings, and the calls to time."""
+
+    model: MoeShape
+    m: int
+    scheme: Scheme
+    w13: list[ExpertWeights]
+    w2: list[ExpertWeights]
+    routes: list[Routes]
+    props: DeviceProps
+
+    @classmethod
+    def make(cls, model: MoeShape, scheme: Scheme) -> Bench:
+        h, i = model.hidden, model.intermediate
+        w13 = random_experts(model.experts, h, 2 * i, scheme, gated=True)
+        w2 = random_experts(model.experts, i, h, scheme, gated=False, seed=1)
+        copies = max(2, -(-COLD_BYTES // (w13.nbytes + w2.nbytes)))
+        copy13 = [w13, *(clone_state(w13) for _ in range(copies - 1))]
+        copy2 = [w2, *(clone_state(w2) for _ in range(copies - 1))]
+        return cls(model, 0, scheme, copy13, copy2, [], device_props(w13.device))
+
+    def set_tokens(self, m: int) -> None:
+        """Tokens, routings and the reference for ``m``."""
+        self.m = m
+        self.routes = routes(self.model, m, ROUTES)
+        self.x = hidden_states(m, self.model.hidden, self.scheme.torch_dtype)
+        _, self.h, self.second = reference_products(self.x, self.w13[0], self.w2[0], self.routes[0], SILU)
+        self._routings: dict[int, list[Routing]] = {}
+
+    def routings(self, block_rows: int) -> list[Routing]:
+        """A sorted routing of each, or with blocks of one row the pairs as they are."""
+        if block_rows not in self._routings:
+            experts = self.model.experts
+            self._routings[block_rows] = [
+                Routing(r.ids, None, experts, 1)
+                if self.m == 1
+                else sort_pairs(r.ids, None, experts, block_rows, self.props.arch)
+                for r in self.routes
+            ]
+        return self._routings[block_rows]
+
+    def call(self, which: str, config: ExpertConfig, index: int, h: torch.Tensor) -> torch.Tensor:
+        """One launch (a wide gate_up: two) with the weights and the routing of that index."""
+        routing = self.routings(config.block_rows)[index % ROUTES]
+        copy, arch = index % len(self.w13), self.props.arch
+        if which == "gate_up":
+            return gate_up(config, self.x, self.w13[copy], None, routing, SILU, arch)
+        return down(config, h, self.w2[copy], self.routes[index % ROUTES].weights, routing, arch)
+
+    def in_order(self, routing: Routing) -> torch.Tensor:
+        """The reference's intermediate in the order of a routing."""
+        return self.h if routing.order is None else self.h[routing.order.long()]
+
+    def error(self, which: str, config: ExpertConfig) -> str:
+        """What is wrong with the first result; empty if nothing is."""
+        routing = self.routings(config.block_rows)[0]
+        h = self.in_order(routing)
+        result = self.call(which, config, 0, h)
+        expected = h if which == "gate_up" else self.second
+        verdict = check(result[:, : expected.shape[1]], expected.double(), self.scheme.dtype)
+        if not verdict.ok:
+            return verdict.message
+        return "" if torch.equal(result, self.call(which, config, 0, h)) else "differs between two runs"
+
+    def graph(self, which: str, config: ExpertConfig, guess_us: float) -> Graph:
+        """A graph of about ``GRAPH_US``."""
+        h = self.in_order(self.routings(config.block_rows)[0])
+        period = ROUTES * len(self.w13)
+        count = max(len(self.w13), min(period, round(GRAPH_US / guess_us)))
+        calls = [functools.partial(self.call, which, config, i, h) for i in range(count)]
+        return Graph(CudaBackend(), calls, count)
+
+
+def candidates(
+    model: MoeShape, scheme: Scheme, m: int, which: str, props: DeviceProps
+) -> Iterator[ExpertConfig]:
+    """Configurations worth timing for ``m`` tokens."""
+    k = model.hidden if which == "gate_up" else model.intermediate
+    n = 2 * model.intermediate if which == "gate_up" else model.hidden
+    mean = m * model.top_k / model.experts
+    wgmma = props.arch == "sm_90a"
+    if mean < 12:
+        rows = [1] if m == 1 else [r for r in (2, 4, 8, 16) if mean <= r <= max(4, 6 * mean + 4)]
+        for r, cols, unit, warps, slots, split, per_sm in itertools.product(
+            rows, (1, 2), (1, 2, 4), (4, 6, 8, 12, 16), (2, 3), (1, 2), (1, 2, 3, 4)
+        ):
+            units = -(-k // (64 * unit))
+            if units < warps * split or (cols == 2 and r < 8) or warps * per_sm not in (12, 16, 18, 24):
+                continue
+            if unit == (1 if r < 8 else 4) or (split > 1 and model.experts > 16 and m > 1):
+                continue
+            for clusters in (0, per_sm * props.sm_count // split):
+                try:
+                    ring = RingConfig(r, cols, unit, warps, slots, split, min_ctas=per_sm)
+                    columns = -(-n // (64 * cols))
+                    blocks = min(model.experts, m * model.top_k)
+                    items = 1 if not clusters else min(64, max(2, -(-2 * blocks * columns // clusters)))
+                    config = ExpertRing(ring, clusters, items)
+                    config.check(scheme, k, props)
+                except ArgumentError:
+                    continue
+                if config.shared_bytes(scheme, k) <= props.smem_per_sm // per_sm - props.smem_reserved:
+                    yield config
+    if mean > 3 and wgmma:
+        tokens = [t for t in (16, 24, 32, 48, 64, 96, 128) if 0.9 * min(mean, 100) <= t <= 2 * mean + 16]
+        for t, (tiles, groups), stage_k, slots, ctas in itertools.product(
+            tokens, ((2, 1), (2, 2), (4, 1)), (128, 256), (2, 3, 4, 5), (1, 2, 3, 4)
+        ):
+            in_place = tiles * t > 160
+            try:
+                rows = stage_k // scheme.group_size
+                wide = WideConfig(
+                    t, tiles, groups, stage_k, slots, min_ctas=ctas, refill_batch=0, scale_rows=rows,
+                    in_place=in_place, ctas=ctas * props.sm_count,
+                )  # fmt: skip
+                config = ExpertWide(wide)
+                config.check(scheme, k, props)
+            except ArgumentError:
+                continue
+            registers = tiles * t // (2 if in_place else 1) + 72
+            if wide.shared_bytes(scheme) > props.smem_per_sm // ctas - props.smem_reserved:
+                continue
+            if registers <= wide.registers:
+                yield config
+
+
+def product(model: MoeShape, scheme: Scheme, m: int, which: str, config: ExpertConfig) -> Product:
+    """What a configuration compiles."""
+    k, n, wide = model.hidden, 2 * model.intermediate, isinstance(config, ExpertWide)
+    if which == "gate_up":
+        return Product(scheme, model.experts, k, n, False, SILU, False, wide, wide, False, m == 1)
+    return Product(scheme, model.experts, n // 2, k, False, None, True, True, True, False, m == 1)
+
+
+def sample(
+    model: MoeShape, scheme: Scheme, m: int, which: str, props: DeviceProps, most: int, seed: int
+) -> list[ExpertConfig]:
+    """At most this many of the candidates."""
+    found = list(candidates(model, scheme, m, which, props))
+    g = torch.Generator().manual_seed(seed)
+    return [found[i] for i in sorted(torch.randperm(len(found), generator=g)[:most].tolist())]
+
+
+def sweep(bench: Bench, which: str, picked: Sequence[ExpertConfig], log: list[dict[str, Any]]) -> None:
+    """Times the configurations and prints the best."""
+    model, start = bench.model, time.perf_counter()
+    rows = []
+    share = (2 if which == "gate_up" else 1) / 3
+    flops = 6 * bench.m * model.top_k * model.hidden * model.intermediate
+    guess = 3 + share * (model.active_bytes(bench.routes[0].active) / 3e6 + flops / 5e8)
+    for config in picked:
+        source = config.source(product(model, bench.scheme, bench.m, which, config))
+        if get_artifact(source, bench.props.arch).metadata.spill_bytes:
+            continue
+        wrong = bench.error(which, config)
+        us = None
+        if not wrong:
+            us = medians(CudaBackend(), [bench.graph(which, config, guess)], ROUNDS)[0]
+        rows.append({"model": model.name, "m": bench.m, "which": which, "us": us, "error": wrong,
+                     "config": str(config), "fields": asdict(config)})  # fmt: skip
+    log += rows
+    wrong_rows = [row for row in rows if row["error"]]
+    for row in wrong_rows[:2]:
+        print(f"WRONG {row['config']}: {row['error']}")
+    good = sorted((row for row in rows if row["us"] is not None), key=lambda row: row["us"])
+    seconds = time.perf_counter() - start
+    print(f"{model.name} M={bench.m} {which}: {len(good)} timed, {len(wrong_rows)} wrong, {seconds:.1f} s")
+    for row in good[:3]:
+        print(f"   {row['us']:8.2f}  {row['config']}", flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.sweep_moe", description=__doc__)
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--m", default="1,4,16,64,256,1024")
+    parser.add_argument("--most", type=int, default=40, help="configurations of a problem")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="JSON file")
+    options = parser.parse_args(argv)
+    if not torch.cuda.is_available():
+        print("no CUDA device: nothing to time", file=sys.stderr)
+        return 2
+    scheme = Scheme(4, 128, "bfloat16")
+    log: list[dict[str, Any]] = []
+    models, ms = [MODELS[name] for name in options.models.split(",")], parse_ints(options.m)
+    props = device_props(torch.cuda.current_device())
+    picked = {
+        (model, m, which): sample(model, scheme, m, which, props, options.most, options.seed)
+        for model in models
+        for m in ms
+        for which in ("gate_up", "down")
+    }
+    start = time.perf_counter()
+    sources = [
+        config.source(product(model, scheme, m, which, config))
+        for (model, m, which), configs in picked.items()
+        for config in configs
+    ]
+    compile_many([(source, props.arch) for source in sources])
+    print(f"{len(sources)} kernels in {time.perf_counter() - start:.0f} s", flush=True)
+    for model in models:
+        bench = Bench.make(model, scheme)
+        for m in ms:
+            bench.set_tokens(m)
+            for which in ("gate_up", "down"):
+                sweep(bench, which, picked[model, m, which], log)
+            if options.out:
+                options.out.write_text(json.dumps(log, default=str))
+        del bench
+    return 1 if any(row["error"] for row in log) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

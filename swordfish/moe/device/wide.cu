@@ -1,0 +1,184 @@
+// experts_wide: the products of experts with many rows each, on the wide kernel of decode (wide_loop.cuh).
+//
+// An output tile is a block of up to TOKENS rows (routing.cuh) by COLUMNS columns of its expert's weights. SF_CTAS CTAs share the units of
+// all tiles evenly (Stream-K); where a tile is cut, the CTA that begins it adds the sums of those that go on, in the order of k.
+// x is in the order by experts: the rows of a block are one box of a tensor map. What the box holds beyond them are rows of other blocks,
+// whose products land in columns of the tile that are never stored.
+//
+// SF_GATED, SF_ROUTER and SF_EARLY as in ring.cu. With SF_GATED a warp's tiles 2 i and 2 i + 1 are gate and up of the same columns.
+#include "swordfish/decode/device/wide_loop.cuh"
+#include "swordfish/decode/device/wide_pieces.cuh"
+#include "activation.cuh"
+#include "routing.cuh"
+
+static_assert(STREAM, "CTAs share all units");
+static_assert(!SF_GATED || TILES % 2 == 0, "a warp owns gate and up");
+
+constexpr int N_PITCH = N_BLOCKS * 64;
+
+extern __shared__ __align__(1024) u8 shared_memory[];
+
+struct BlockTile {
+  ExpertTile<TOKENS, COLUMN_TILES> at;
+  const Routing& routing;
+
+  SF_DEVICE BlockTile(const Routing& r, int index) : at(r, index), routing(r) {}
+  SF_DEVICE void advance() { at.advance(routing); }
+
+  SF_DEVICE int token_row() const { return at.start(); }
+  SF_DEVICE int word_block() const { return at.group.expert * N_BLOCKS + scale_block(); }
+  SF_DEVICE int scale_block() const { return at.column * (COLUMNS / 64); }
+  SF_DEVICE int scale_row() const { return at.group.expert * GROUPS; }
+  SF_DEVICE bool shares_weights() const { return true; }
+};
+
+// From sums to output; a lane has rows (weight columns) c and 8 + c, tokens 2t and 2t + 1 of each 8x8 matrix.
+struct Output {
+  void* out;
+  int start, rows;    // of the block
+  int c, t;
+  int column;         // in its expert, of row c of the lane's first tile
+  int stored_column;  // gate_up: output column of the lane's pair after the transposition
+  const u16* bias;    // of the expert
+  const Routing& routing;
+  const float* router_weights;
+
+  SF_DEVICE Output(const Place& p, void* to, const BlockTile& tile, const u16* biases, const Routing& r, const float* weights) : routing(r) {
+    out = to;
+    start = tile.at.start(), rows = tile.at.rows();
+    c = p.c, t = p.t;
+    const int block = tile.scale_block() + p.block;
+    column = block * 64 + first_row_block(p, p.lane >> 3) * 16 + p.c;
+    stored_column = block * 32 + first_row_block(p, p.t) / 2 * 16 + p.t * 2;
+    bias = biases + (i64)tile.at.group.expert * N_PITCH;
+    router_weights = weights;
+  }
+
+  SF_DEVICE float bias_at(int tile, int lower) const {
+    const int n = column + tile * 16 + lower * 8;
+    return SF_BIAS && n < N_PITCH ? low_to_float(load_global_u16(bias + n)) : 0.0f;
+  }
+
+  // Tokens 8 n to 8 n + 7 of tile i and tile i + 1.
+  SF_DEVICE void store_gated(const float (&total)[TILES][TOKENS / 2], int i, int n) const {
+    float scale[2] = {SF_UNIT_INVERSE, SF_UNIT_INVERSE};
+#pragma unroll
+    for (int e = 0; e < 2 && SF_ROUTER; e++)
+      if (n * 8 + 2 * t + e < rows) scale[e] *= router_weights[routing.pair(start + n * 8 + 2 * t + e)];
+    u32 half[2];
+#pragma unroll
+    for (int lower = 0; lower < 2; lower++) {
+      float h[2];
+#pragma unroll
+      for (int e = 0; e < 2; e++) {
+        const int at = n * 4 + lower * 2 + e;
+        h[e] = activate(fmaf(total[i][at], scale[e], bias_at(i, lower)), fmaf(total[i + 1][at], scale[e], bias_at(i + 1, lower)));
+      }
+      half[lower] = transpose_matrix(round_pair(h[0], h[1]));  // now columns 2t and 2t + 1 of token c
+    }
+    const int row = n * 8 + c, to = stored_column + i / 2 * 16;
+    if (row >= rows || to >= N_PITCH / 2) return;
+    u16* at = (u16*)out + (i64)(start + row) * (N_PITCH / 2) + to;
+    *(u32*)at = half[0];
+    *(u32*)(at + 8) = half[1];
+  }
+
+  // Tokens 8 n to 8 n + 7 of all tiles.
+  SF_DEVICE void store_sums(const float (&total)[TILES][TOKENS / 2], int n) const {
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+      const int row = n * 8 + 2 * t + e;
+      if (row >= rows) continue;
+      const int pair = routing.pair(start + row);
+      const float weight = SF_ROUTER ? router_weights[pair] : 1.0f;
+      float* at = (float*)out + (i64)pair * N_PITCH + column;
+#pragma unroll
+      for (int i = 0; i < TILES; i++)
+#pragma unroll
+        for (int lower = 0; lower < 2; lower++) {
+          if (column + i * 16 + lower * 8 < N_PITCH) at[i * 16 + lower * 8] = fmaf(total[i][n * 4 + lower * 2 + e], SF_UNIT_INVERSE, bias_at(i, lower)) * weight;
+        }
+    }
+  }
+
+  SF_DEVICE void store_all(const float (&total)[TILES][TOKENS / 2]) const {
+#pragma unroll
+    for (int n = 0; n < TOKENS / 8; n++) {
+      if (n * 8 >= rows) continue;
+      if constexpr (SF_GATED) {
+#pragma unroll
+        for (int i = 0; i < TILES; i += 2) store_gated(total, i, n);
+      } else {
+        store_sums(total, n);
+      }
+    }
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, SF_MIN_CTAS)
+experts_wide(const __grid_constant__ TensorMap words, const __grid_constant__ TensorMap scales, const __grid_constant__ TensorMap zeros,
+             const __grid_constant__ TensorMap x, const u16* bias, void* out, float* partials, u32* flags, const int* schedule, const int* order,
+             const float* router_weights) {
+  const u32 shared = shared_address(shared_memory);
+  const Place p = place();
+  const Routing routing = {schedule, order, nullptr, nullptr, 0, 0};
+
+  if (!SF_EARLY) {
+    wait_for_previous_kernel();
+    launch_dependents();
+  }
+  // In reverse, see decode_wide.
+  const int part = SF_CTAS - 1 - blockIdx.x;
+  const Deal<SF_CTAS> deal(routing.blocks() * COLUMN_TILES * STAGES);
+  const Range range = {deal.first(part), deal.first(part + 1)};
+  if (range.first == range.end) {
+    if (SF_EARLY) wait_for_previous_kernel();
+    return;
+  }
+  int tile_at = range.first / STAGES * STAGES;  // first unit of the tile
+  BlockTile tile(routing, range.first / STAGES);
+  Staging<BlockTile> staging(p, &x, &words, &scales, &zeros, shared, tile, range.first - tile_at);
+
+  if (threadIdx.x == 0) {
+    for (int slot = 0; slot < SLOTS; slot++) {
+      barrier_init(staging.full_barrier(slot), staging.COPIES);
+      barrier_init(staging.free_barrier(slot), WARPS);
+    }
+    fence_barrier_init();
+  }
+  if (p.lane == 0 && p.warp < staging.COPIES) prefetch_tensor_map(staging.map);
+  cta_sync();
+
+  if (SF_EARLY && p.warp == 0) wait_for_previous_kernel();  // only tokens depend on it
+#pragma unroll 1
+  for (int i = 0; i < min(SLOTS, range.end - range.first); i++) staging.fill(true, i);
+  if (SF_EARLY && p.warp > 0) wait_for_previous_kernel();
+  if (SF_EARLY) launch_dependents();
+
+  Products products(p, shared);
+  const u32 channel_row = products.row_at - ROWS_AT + CHANNEL_ROWS_AT;
+  barrier_wait(staging.full_barrier(0), 0);
+  products.begin_tile(0, channel_row);
+
+  Position ring;
+  int unit = range.first;
+#pragma unroll 1
+  do {
+    const int tile_end = tile_at + STAGES;
+    multiply_units(products, staging, p, shared, ring, range, unit, min(range.end, tile_end));
+
+    products.sums.finish(channel_row);
+    const Pieces pieces(p, partials, flags);
+    if (range.first > tile_at) {
+      pieces.leave(products.sums.total, part, tile.at.rows(), p.lane);
+    } else {
+      if (unit < tile_end) pieces.collect(products.sums.total, part + 1, deal.part_of(tile_end - 1), tile.at.rows(), p.lane);
+      Output(p, out, tile, bias, routing, router_weights).store_all(products.sums.total);
+    }
+    if (unit < range.end) {
+      tile_at = tile_end;
+      tile.advance();
+      products.begin_tile(ring.slot, channel_row);
+    }
+  } while (unit < range.end);
+}

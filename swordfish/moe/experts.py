@@ -1,0 +1,318 @@
+"""The weights of a layer's experts as kernels read them: packed weights with a leading expert dimension."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from swordfish.errors import ArgumentError, ArgumentTypeError
+from swordfish.layouts.packing import BLOCK, packed_shape
+from swordfish.packed import PackedWeight
+from swordfish.scheme import Scheme
+
+__all__ = ["MAX_EXPERTS", "ExpertWeights"]
+
+MAX_EXPERTS = 8192
+"""Experts of a layer, at most: the sorting kernel counts them in 48 KB of shared memory."""
+
+STRIPE = 16
+"""Columns of gate and of up that take turns in gated weights: the height of an mma tile."""
+
+_FIELDS = ("words", "scale_rows", "zero_rows", "perm", "bias_rows")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ExpertWeights:
+    """E packed weights of one scheme and shape. Made by :meth:`stack` and :meth:`stack_gated`.
+
+    ============== ==================================================================================
+    ``words``      int32 ``[E, P/64, ceil(R/64), 512 | 1024]``: docs/format.md for each expert
+    ``scale_rows`` ``[E, G, P]`` in ``dtype``; columns of padding hold 0
+    ``zero_rows``  like ``scale_rows``, or ``None``
+    ``perm``       int32 ``[E, R]`` or ``None``: act-order, the row order of each expert
+    ``bias_rows``  ``[E, P]`` in ``dtype`` or ``None``; columns of padding hold 0
+    ``scheme``     how codes become values
+    ``shape``      ``(K, N)`` of one expert
+    ``gated``      N is gate and up, N/2 columns each
+    ============== ==================================================================================
+
+    ``P`` is N in whole blocks of 64 columns. In gated weights gate and up are padded to whole blocks each and
+    then take turns, 16 columns at a time, so that a warp holds both operands of the activation. All tensors
+    are contiguous and on one device. The constructor checks shapes and dtypes only.
+    """
+
+    words: torch.Tensor
+    scale_rows: torch.Tensor
+    zero_rows: torch.Tensor | None
+    perm: torch.Tensor | None
+    bias_rows: torch.Tensor | None
+    scheme: Scheme
+    shape: tuple[int, int]
+    gated: bool = False
+
+    def __post_init__(self) -> None:
+        if self.words.ndim != 4:
+            raise ArgumentError("words.shape", tuple(self.words.shape), "[E, N blocks, K blocks, words]")
+        experts, dtype = self.experts, self.scheme.torch_dtype
+        if not 1 <= experts <= MAX_EXPERTS:
+            raise ArgumentError("experts", experts, f"1 to {MAX_EXPERTS}")
+        columns = self.padded_n
+        groups = (experts, self.scheme.groups(self.packed_k), columns)
+        words = (experts, *packed_shape(self.packed_k, columns, self.scheme.bits))
+        expected: list[tuple[str, tuple[int, ...], torch.dtype, bool | None]] = [
+            ("words", words, torch.int32, True),
+            ("scale_rows", groups, dtype, True),
+            ("zero_rows", groups, dtype, self.scheme.zeros != "none"),
+            ("perm", (experts, self.packed_k), torch.int32, self.scheme.act_order),
+            ("bias_rows", (experts, columns), dtype, None),
+        ]
+        for name, shape, wanted, present in expected:
+            tensor = getattr(self, name)
+            if present is not None and (tensor is not None) != present:
+                seen, needed = ("None", "a tensor") if present else ("a tensor", "None")
+                raise ArgumentError(name, seen, f"{needed} for {self.scheme}")
+            if tensor is None:
+                continue
+            if tuple(tensor.shape) != shape:
+                raise ArgumentError(f"{name}.shape", tuple(tensor.shape), str(shape))
+            if tensor.dtype != wanted:
+                raise ArgumentTypeError(f"{name}.dtype", tensor.dtype, str(wanted))
+
+    @property
+    def experts(self) -> int:
+        """E."""
+        return int(self.words.shape[0])
+
+    @property
+    def padded_n(self) -> int:
+        """P: packed columns of an expert."""
+        n = self.shape[1]
+        return 2 * _blocks(n // 2) if self.gated else _blocks(n)
+
+    @property
+    def packed_k(self) -> int:
+        """Rows in packed order, before they are filled up to whole blocks."""
+        return self.shape[0] if self.perm is None else int(self.perm.shape[1])
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        return self.words.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The activation dtype."""
+        return self.scheme.torch_dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(t.nbytes for t in self.tensors().values())
+
+    def __repr__(self) -> str:
+        k, n = self.shape
+        gated = ", gated" if self.gated else ""
+        return (
+            f"ExpertWeights({self.experts} x [K={k}, N={n}]{gated}, {self.scheme}, {self.device}, "
+            f"{self.nbytes / 2**20:.2f} MiB)"
+        )
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The tensors that are there, by field name."""
+        return {name: getattr(self, name) for name in _FIELDS if getattr(self, name) is not None}
+
+    @classmethod
+    def from_tensors(
+        cls, tensors: Mapping[str, torch.Tensor], scheme: Scheme, shape: tuple[int, int], *, gated: bool
+    ) -> ExpertWeights:
+        """The inverse of :meth:`tensors`."""
+        return cls(
+            tensors["words"],
+            tensors["scale_rows"],
+            tensors.get("zero_rows"),
+            tensors.get("perm"),
+            tensors.get("bias_rows"),
+            scheme,
+            shape,
+            gated,
+        )
+
+    def to(self, device: torch.device | str | int) -> ExpertWeights:
+        """The weights on another device; themselves when they are there already."""
+        if torch.empty(0, device=device).device == self.device:
+            return self
+        moved = {name: t.to(device) for name, t in self.tensors().items()}
+        return self.from_tensors(moved, self.scheme, self.shape, gated=self.gated)
+
+    @classmethod
+    def stack(cls, weights: Sequence[PackedWeight]) -> ExpertWeights:
+        """Weights of equal scheme and shape as the experts of a layer, in the order given.
+
+        A bias must be there for all or for none. One expert is copied at a time.
+
+        Raises:
+            ArgumentError: no weights, or one that differs from the first.
+            ArgumentTypeError: something that is no packed weight.
+        """
+        return _stack(weights, weights[0].shape if weights else (0, 0), gated=False)
+
+    @classmethod
+    def stack_gated(
+        cls, gate_up: Sequence[PackedWeight | tuple[PackedWeight, PackedWeight]]
+    ) -> ExpertWeights:
+        """gate_up weights as the experts of a layer: for each either a pair (gate, up) or one weight whose
+        columns are all of gate, then all of up.
+
+        Raises what :meth:`stack` raises, and ``ArgumentError`` for an odd N of a joined weight or a gate and
+        an up that do not fit together (``PackedWeight.cat``).
+        """
+        striped = [_striped(w, f"gate_up[{i}]") for i, w in enumerate(gate_up)]
+        shape = (striped[0][0].shape[0], striped[0][1]) if striped else (0, 0)
+        for i, (_, n) in enumerate(striped):
+            if n != shape[1]:
+                raise ArgumentError(f"gate_up[{i}].shape", f"N={n}", f"N={shape[1]} like gate_up[0]")
+        return _stack([w for w, _ in striped], shape, gated=True)
+
+    def expert(self, index: int) -> PackedWeight:
+        """One expert as a packed weight of its own; of gated weights gate, then up."""
+        if not 0 <= index < self.experts:
+            raise ArgumentError("index", index, f"0 to {self.experts - 1}")
+        part = {name: t[index] for name, t in self.tensors().items()}
+        n = self.shape[1]
+        if self.gated:
+            part = {name: t if name == "perm" else _restripe(t, name, back=True) for name, t in part.items()}
+        elif "bias_rows" in part:
+            part["bias_rows"] = part["bias_rows"][:n]
+        columns = self.padded_n if self.gated else n
+        whole = PackedWeight(
+            part["words"], part["scale_rows"], part.get("zero_rows"), part.get("perm"), part.get("bias_rows"),
+            self.scheme, (self.shape[0], columns),
+        )  # fmt: skip
+        if not self.gated or columns == n:
+            return whole
+        half = columns // 2
+        return PackedWeight.cat(
+            [_first_columns(whole._columns(i * half, (i + 1) * half), n // 2) for i in (0, 1)]
+        )
+
+
+def _blocks(n: int) -> int:
+    return -(-n // BLOCK) * BLOCK
+
+
+def _stack(weights: Sequence[PackedWeight], shape: tuple[int, int], *, gated: bool) -> ExpertWeights:
+    if not weights:
+        raise ArgumentError("weights", "[]", "at least one expert")
+    if len(weights) > MAX_EXPERTS:
+        raise ArgumentError("weights", f"{len(weights)} experts", f"at most {MAX_EXPERTS}")
+    first = weights[0]
+    if not isinstance(first, PackedWeight):
+        raise ArgumentTypeError("weights[0]", type(first).__name__, "a PackedWeight")
+    columns = _blocks(first.shape[1])
+    stacked = {
+        name: torch.empty((len(weights), *t.shape), dtype=t.dtype, device=t.device)
+        for name, t in first._tensors().items()
+        if name != "bias"
+    }
+    if first.bias is not None:
+        stacked["bias_rows"] = first.scale_rows.new_zeros(len(weights), columns)
+    for i, w in enumerate(weights):
+        _check_like_first(i, w, first)
+        for name, source in w._tensors().items():
+            target = stacked["bias_rows" if name == "bias" else name]
+            target[i, ..., : source.shape[-1]].copy_(source)
+    return ExpertWeights.from_tensors(stacked, first.scheme, shape, gated=gated)
+
+
+def _check_like_first(i: int, w: PackedWeight, first: PackedWeight) -> None:
+    if not isinstance(w, PackedWeight):
+        raise ArgumentTypeError(f"weights[{i}]", type(w).__name__, "a PackedWeight")
+    for name in ("scheme", "shape", "packed_k", "device"):
+        if getattr(w, name) != getattr(first, name):
+            allowed = f"that of weights[0], {getattr(first, name)}"
+            raise ArgumentError(f"weights[{i}].{name}", getattr(w, name), allowed)
+    if (w.bias is None) != (first.bias is None):
+        seen, wanted = ("None", "a tensor") if w.bias is None else ("a tensor", "None")
+        raise ArgumentError(f"weights[{i}].bias", seen, f"{wanted} like that of weights[0]")
+
+
+def _striped(w: PackedWeight | tuple[PackedWeight, PackedWeight], name: str) -> tuple[PackedWeight, int]:
+    """gate and up with whole blocks each, taking turns; and N without padding."""
+    if isinstance(w, PackedWeight):
+        n = w.shape[1]
+        if n % 2:
+            raise ArgumentError(f"{name}.shape", w.shape, "an even N: gate and up")
+        half = n // 2
+        if half % BLOCK:
+            parts = [_pick_columns(w, 0, half), _pick_columns(w, half, n)]
+            joined = PackedWeight.cat([_whole_blocks(part) for part in parts])
+        else:
+            joined = w
+    else:
+        if len(w) != 2 or not all(isinstance(part, PackedWeight) for part in w):
+            raise ArgumentTypeError(name, w, "a PackedWeight or a pair of them")
+        gate, up = w
+        if gate.shape[1] != up.shape[1]:
+            raise ArgumentError(f"{name}[1].shape", up.shape, f"N={gate.shape[1]} like gate")
+        n = 2 * gate.shape[1]
+        joined = PackedWeight.cat([_whole_blocks(gate), _whole_blocks(up)])
+    tensors = {
+        key: t if key == "perm" else _restripe(t, key, back=False) for key, t in joined._tensors().items()
+    }
+    return PackedWeight._from_tensors(tensors, joined.scheme, joined.shape), n
+
+
+def _restripe(t: torch.Tensor, name: str, *, back: bool) -> torch.Tensor:
+    """Columns [gate | up] to stripes of 16 that take turns, or back, of any tensor of a packed weight.
+
+    A lane's words of a k16 slice belong to the four stripes of a block in order (docs/format.md), so the
+    stripes of packed words move as whole words.
+    """
+    if name == "words":
+        blocks, depth, size = t.shape
+        per_stripe = size // 512  # words of a lane
+        stripes = t.view(blocks, depth, 4, 32, 4, per_stripe).permute(0, 4, 1, 2, 3, 5).flatten(0, 1)
+        moved = _take_turns(stripes, back)
+        moved = moved.view(blocks, 4, depth, 4, 32, per_stripe).permute(0, 2, 3, 4, 1, 5)
+        return moved.reshape(blocks, depth, size).contiguous()
+    stripes = t.reshape(*t.shape[:-1], -1, STRIPE).movedim(-2, 0)
+    return _take_turns(stripes, back).movedim(0, -2).reshape(t.shape).contiguous()
+
+
+def _take_turns(stripes: torch.Tensor, back: bool) -> torch.Tensor:
+    """``[2 S, ...]``: g0 g1 .. u0 u1 .. -> g0 u0 g1 u1 .., or back."""
+    half = stripes.shape[0] // 2
+    outer = (half, 2) if back else (2, half)
+    return stripes.reshape(*outer, *stripes.shape[1:]).transpose(0, 1).reshape(stripes.shape)
+
+
+def _pick_columns(w: PackedWeight, start: int, stop: int) -> PackedWeight:
+    """Columns that need not begin at a block, repacked."""
+    from swordfish.layouts.packing import pack_words, unpack_words
+    from swordfish.packed import pad_columns
+
+    bits, k = w.scheme.bits, w.packed_k
+    codes = unpack_words(w.words, bits, (k, w.shape[1]))[:, start:stop]
+    return PackedWeight(
+        pack_words(codes.contiguous(), bits),
+        pad_columns(w.scales[:, start:stop]),
+        None if w.zeros is None else pad_columns(w.zeros[:, start:stop]),
+        w.perm,
+        None if w.bias is None else w.bias[start:stop].clone(),
+        w.scheme,
+        (w.shape[0], stop - start),
+    )
+
+
+def _first_columns(w: PackedWeight, n: int) -> PackedWeight:
+    return w if w.shape[1] == n else _pick_columns(w, 0, n)
+
+
+def _whole_blocks(w: PackedWeight) -> PackedWeight:
+    """The weight with its columns of padding counted: their scales, zeros and biases are 0."""
+    n = w.shape[1]
+    bias = None if w.bias is None else torch.nn.functional.pad(w.bias, (0, _blocks(n) - n))
+    tensors = w._tensors() | ({} if bias is None else {"bias": bias})
+    return PackedWeight._from_tensors(tensors, w.scheme, (w.shape[0], _blocks(n)))

@@ -1,0 +1,116 @@
+"""One expert layer: sorting, gate_up, activation, down and the sum over a token's experts."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from swordfish.decode.tokens import packed_tokens
+from swordfish.moe.activation import Activation
+from swordfish.moe.choose import ExpertConfig, ExpertPlan
+from swordfish.moe.experts import ExpertWeights
+from swordfish.moe.kernels import ExpertWide, Product
+from swordfish.moe.routing import Routing, gather_rows, sort_pairs, sum_experts
+from swordfish.runtime.launch import PreparedLaunch
+from swordfish.runtime.registry import get_kernel
+
+__all__ = ["down", "gate_up", "launch_layer", "workspace_bytes"]
+
+
+def launch_layer(
+    plan: ExpertPlan,
+    x: torch.Tensor,
+    w13: ExpertWeights,
+    w2: ExpertWeights,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    expert_map: torch.Tensor | None,
+    activation: Activation,
+    out: torch.Tensor,
+    arch: str,
+    *,
+    weight_on_input: bool = False,
+) -> None:
+    """Queue the launches of a layer for at least one token.
+
+    ``x`` ``[M, K]`` and ``out`` ``[M, N]`` have unit inner stride, ``topk_weights`` is fp32, ``topk_ids``
+    int32 or int64, both contiguous ``[M, top_k]``.
+    """
+    assert plan.gate_up is not None and plan.down is not None
+    if plan.direct and w13.perm is None and w2.perm is None:
+        routing = Routing(topk_ids, expert_map, w13.experts, 1)
+    else:
+        routing = sort_pairs(topk_ids, expert_map, w13.experts, plan.gate_up.block_rows, arch)
+    h = gate_up(plan.gate_up, x, w13, topk_weights if weight_on_input else None, routing, activation, arch)
+    sums = down(plan.down, h, w2, None if weight_on_input else topk_weights, routing, arch)
+    sum_experts(sums, routing, out, arch)
+
+
+def gate_up(
+    config: ExpertConfig,
+    x: torch.Tensor,
+    w13: ExpertWeights,
+    router_weights: torch.Tensor | None,
+    routing: Routing,
+    activation: Activation,
+    arch: str,
+) -> torch.Tensor:
+    """``activation(x W_gate, x W_up)`` of every pair, in the order by experts: ``[pairs, P / 2]``, what
+    ``w2`` multiplies; rows of pairs whose expert is elsewhere are not written."""
+    in_order = isinstance(config, ExpertWide) or w13.perm is not None
+    if w13.perm is None:
+        x = packed_tokens(x, None, w13.packed_k, arch)
+    if in_order:
+        x = gather_rows(x, w13, routing, arch, in_order=False)
+    h = torch.empty((routing.pairs, w13.padded_n // 2), dtype=w13.dtype, device=w13.device)
+    # A launch before this one that ran after sorting is complete: its predecessor has ended.
+    product = Product.of(
+        w13, routing, activation, router=router_weights is not None, in_order=in_order, early=in_order
+    )
+    _launch(config, product, routing.blocks, arch)(config.arguments(w13, x, router_weights, routing, h))
+    return h
+
+
+def down(
+    config: ExpertConfig,
+    h: torch.Tensor,
+    w2: ExpertWeights,
+    router_weights: torch.Tensor | None,
+    routing: Routing,
+    arch: str,
+) -> torch.Tensor:
+    """``h W_down`` of every pair, by pair: fp32 ``[pairs, P]``; rows of pairs whose expert is elsewhere
+    are not written. ``h`` is in the order by experts."""
+    if w2.perm is not None:
+        h = gather_rows(h, w2, routing, arch, in_order=True)
+    sums = torch.empty((routing.pairs, w2.padded_n), dtype=torch.float32, device=w2.device)
+    product = Product.of(w2, routing, None, router=router_weights is not None, in_order=True, early=True)
+    _launch(config, product, routing.blocks, arch)(config.arguments(w2, h, router_weights, routing, sums))
+    return sums
+
+
+@functools.lru_cache(maxsize=4096)
+def _launch(config: ExpertConfig, product: Product, blocks: int, arch: str) -> PreparedLaunch:
+    """The kernel, compiled or read from the cache, with its launch shape."""
+    return get_kernel(config.source(product), arch).prepare(config.launch_config(product, blocks))
+
+
+def workspace_bytes(tokens: int, top_k: int, w13: ExpertWeights, w2: ExpertWeights, plan: ExpertPlan) -> int:
+    """Bytes that a layer allocates besides its result: schedule, order, rows in order, intermediate, sums."""
+    if plan.gate_up is None:
+        return 0
+    pairs = tokens * top_k
+    routing = Routing(
+        torch.empty((tokens, top_k), dtype=torch.int32, device="meta"),
+        None,
+        w13.experts,
+        plan.gate_up.block_rows,
+    )
+    rows = 0
+    if isinstance(plan.gate_up, ExpertWide) or w13.perm is not None:
+        rows += -(-w13.packed_k // 64) * 128
+    if w2.perm is not None:
+        rows += -(-w2.packed_k // 64) * 128
+    schedule = 0 if plan.direct else 16 * (routing.blocks + 2) + 4 * pairs
+    return schedule + pairs * (rows + w13.padded_n + 4 * w2.padded_n)

@@ -1,0 +1,97 @@
+"""Expert layers whose exact result is known from the unpacked tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import swordfish as sf
+from swordfish.moe import ACTIVATIONS, Activation, ExpertWeights
+from tests.backends import exact, quantised
+
+__all__ = ["MoeLayer", "assert_layer", "layer", "routing"]
+
+_TOLERANCE = {torch.bfloat16: 4e-3, torch.float16: 5e-4}
+"""Relative error of a layer: rounded after the activation (1.6e-3 in bf16) and at the end (the same
+again)."""
+
+
+@dataclass(frozen=True)
+class MoeLayer:
+    """Experts as single packed weights, and packed together."""
+
+    gate_up: list[sf.PackedWeight]
+    down: list[sf.PackedWeight]
+    w13: ExpertWeights
+    w2: ExpertWeights
+
+    @property
+    def hidden(self) -> int:
+        return self.w13.shape[0]
+
+    def to(self, device: str) -> MoeLayer:
+        """Packed together on another device; the single weights stay."""
+        return MoeLayer(self.gate_up, self.down, self.w13.to(device), self.w2.to(device))
+
+    def exact(
+        self,
+        x: torch.Tensor,
+        weights: torch.Tensor,
+        ids: torch.Tensor,
+        activation: str | Activation = "silu",
+        expert_map: torch.Tensor | None = None,
+        weight_on_input: bool = False,
+    ) -> torch.Tensor:
+        """fp64, nothing rounded, pair by pair."""
+        act = activation if isinstance(activation, Activation) else ACTIVATIONS[activation]
+        total = torch.zeros(x.shape[0], self.w2.shape[1], dtype=torch.float64)
+        names = range(len(self.gate_up)) if expert_map is None else expert_map.tolist()
+        for token, slot in torch.cartesian_prod(
+            torch.arange(x.shape[0]), torch.arange(ids.shape[1])
+        ).tolist():
+            name = int(ids[token, slot])
+            place = names[name] if 0 <= name < len(names) else -1
+            if place < 0:
+                continue
+            weight = float(weights[token, slot])
+            first = exact(x[token : token + 1], self.gate_up[place]) * (weight if weight_on_input else 1.0)
+            if self.gate_up[place].bias is not None:
+                first = first + self.gate_up[place].bias.double()
+            second = _product(act(*first.chunk(2, dim=1)), self.down[place])
+            total[token] += second[0] * (1.0 if weight_on_input else weight)
+        return total
+
+
+def _product(h: torch.Tensor, w: sf.PackedWeight) -> torch.Tensor:
+    y = exact(h, w)
+    return y if w.bias is None else y + w.bias.double()
+
+
+def layer(experts: int, hidden: int, intermediate: int, *, seed: int = 0, **scheme: Any) -> MoeLayer:
+    """Random experts; see :func:`tests.backends.quantised` for the scheme."""
+    gate_up = [quantised(hidden, 2 * intermediate, seed=seed + i, **scheme) for i in range(experts)]
+    down = [quantised(intermediate, hidden, seed=seed + 1000 + i, **scheme) for i in range(experts)]
+    return MoeLayer(gate_up, down, ExpertWeights.stack_gated(gate_up), ExpertWeights.stack(down))
+
+
+def routing(
+    tokens: int, top_k: int, experts: int, *, skew: float = 0.0, seed: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """fp32 weights and int32 ids ``[tokens, top_k]``, the experts of a token differ; with ``skew`` expert
+    e is
+    ``(e + 1) ** -skew`` times as likely as the first."""
+    g = torch.Generator().manual_seed(seed)
+    chances = torch.arange(1, experts + 1).double() ** -skew
+    ids = torch.multinomial(chances.expand(tokens, -1), top_k, generator=g).int()
+    return torch.rand(tokens, top_k, generator=g), ids
+
+
+def assert_layer(y: torch.Tensor, expected: torch.Tensor) -> None:
+    """As a whole, and in every row to five times that."""
+    assert y.shape == expected.shape
+    error, limit = y.cpu().double() - expected, _TOLERANCE[y.dtype]
+    assert error.norm() <= limit * expected.norm()
+    typical = expected.norm() / max(1, expected.shape[0]) ** 0.5
+    assert bool((error.norm(dim=1) <= 5 * limit * torch.maximum(expected.norm(dim=1), typical)).all())
