@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from swordfish.errors import ArgumentError, ArgumentTypeError
-from swordfish.operators import multiply, operands
+from swordfish.operators import multiply, operands, rows
 from swordfish.packed import PackedWeight
 
 __all__ = ["mm"]
@@ -40,6 +40,8 @@ def mm(
         ArgumentTypeError: a dtype other than the weight's.
         UnsupportedDeviceError: a GPU without kernels.
     """
+    if out is None and bias is None and _quick(x, w):
+        return rows(x, w, w.bias)
     if not isinstance(w, PackedWeight):
         raise ArgumentTypeError(
             "w", type(w).__name__, "a PackedWeight; see swordfish.pack and swordfish.from_gptq"
@@ -61,15 +63,30 @@ def mm(
     return out
 
 
+def _quick(x: torch.Tensor, w: PackedWeight) -> bool:
+    """Whether this is a call as most are: rows on a GPU that fit the weight, nobody else watching. It is what
+    is checked one by one below, in a third of the time."""
+    return (
+        type(w) is PackedWeight
+        and type(x) is torch.Tensor
+        and x.dtype is w.scale_rows.dtype
+        and len(shape := x.shape) == 2
+        and shape[1] == w.shape[0]
+        and x.get_device() == w.words.get_device() >= 0
+        and not x.requires_grad
+        and _plain(x)
+    )
+
+
 def _plain(x: torch.Tensor) -> bool:
     """Nothing but the kernel has to see this call: no tracing, tensor subclass, mode or function transform.
     torch's dispatcher would find out the same for a third of the host time of a call."""
     return (
         type(x) is torch.Tensor
-        and not x.is_meta
         and not torch.compiler.is_compiling()
         and _C._len_torch_dispatch_stack() == 0
         and not _C._functorch.is_functorch_wrapped_tensor(x)
+        and not x.is_meta
     )
 
 

@@ -25,7 +25,7 @@ from swordfish.runtime import torch_cuda
 from swordfish.scheme import DTYPES, Scheme
 from swordfish.weights import dequantize
 
-__all__ = ["Operands", "multiply", "operands"]
+__all__ = ["Operands", "multiply", "operands", "rows"]
 
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _BITS = {512: 4, 1024: 8}  # by words of a block
@@ -42,6 +42,19 @@ def operands(w: PackedWeight) -> Operands:
     return w.words, w.scale_rows, w.zero_rows, w.perm, *w.shape, s.group_size, s.zeros == "offset"
 
 
+def rows(x: torch.Tensor, w: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
+    """:func:`multiply` for ``x[M, K]`` into a new tensor."""
+    m, n = x.shape[0], w.shape[1]
+    device = x.get_device()
+    if device >= 0 and device == torch_cuda.current_device():
+        result = torch_cuda.empty((m, n), (n, 1), x.dtype)
+    else:
+        result = x.new_empty(m, n)
+    if m:
+        call_for(m, w, bias is not None)(x, w, bias, result)
+    return result
+
+
 def multiply(
     x: torch.Tensor, w: PackedWeight, bias: torch.Tensor | None, out: torch.Tensor | None = None
 ) -> torch.Tensor:
@@ -49,22 +62,13 @@ def multiply(
 
     ``out`` ``[..., N]``, any strides that do not overlap, is written and returned if given.
     """
+    if out is None and x.ndim == 2:
+        return rows(x, w, bias)
     k, n = w.shape
-    shape = x.shape
-    if out is None and len(shape) == 2:  # most calls, where every microsecond counts
-        m = shape[0]
-        device = x.get_device()
-        if device >= 0 and device == torch_cuda.current_device():
-            result = torch_cuda.empty((m, n), (n, 1), x.dtype)
-        else:
-            result = x.new_empty(m, n)
-        if m:
-            call_for(m, w, bias is not None)(x, w, bias, result)
-        return result
     flat = x.reshape(x.numel() // k, k)
     m = flat.shape[0]
     if out is None:
-        result = x.new_empty((*shape[:-1], n))
+        result = x.new_empty((*x.shape[:-1], n))
         target = result.view(m, n)
     else:
         result = out
