@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from swordfish.errors import ArgumentError
-from swordfish.prefill.config import GROUP_SIZES, PrefillConfig
+from swordfish.prefill.config import GROUPS_SERVED, PrefillConfig, serves_groups
 from swordfish.prefill.launch import Grid
 from swordfish.prefill.model import MEMORY_BYTES_PER_CLOCK, step_cycles
 from swordfish.runtime.device import DeviceProps
@@ -44,8 +44,8 @@ def unsupported(n: int, k: int, scheme: Scheme, props: DeviceProps) -> str | Non
     """Why no prefill kernel serves a ``[k, n]`` weight on a device; ``None`` if one does."""
     if props.arch not in MEMORY_BYTES_PER_CLOCK:
         return f"{props.arch} has no tcgen05 instructions"
-    if scheme.group_size not in GROUP_SIZES:
-        return f"group size {scheme.group_size} is none of {GROUP_SIZES}"
+    if not serves_groups(scheme.group_size):
+        return f"group size {scheme.group_size} is not {GROUPS_SERVED}"
     if n % 8:
         return f"N={n} is not a multiple of 8, so rows of y are not whole 16 bytes"
     return None

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from swordfish.errors import ArgumentError
 from swordfish.scheme import CHANNELWISE, Scheme
 
-__all__ = ["GROUP_SIZES", "STAGE_K", "STEP_K", "TILE_ROWS", "PrefillConfig"]
+__all__ = ["STAGE_K", "STEP_K", "TILE_ROWS", "PrefillConfig", "serves_groups"]
 
 TILE_ROWS = 128
 """Weight columns of one CTA: the rows of its half of the instruction."""
@@ -23,7 +23,7 @@ STEP_K = 64
 """K depth of one stage of dequantised weights (operand A)."""
 STAGE_K = 128
 """K depth of one stage of packed weights, scales and tokens: two steps."""
-GROUP_SIZES = (32, 64, 128, CHANNELWISE)
+
 
 TMEM_COLUMNS = 512
 EPILOGUE_WARPS = 4
@@ -39,11 +39,19 @@ _MAX_TURN = 8
 _LEAST_STAGES = 3
 
 
+GROUPS_SERVED = "32, 64, a multiple of 128 or -1"
+
+
+def serves_groups(group_size: int) -> bool:
+    """Whether a stage holds whole groups, or a group whole stages."""
+    return group_size in (32, 64, CHANNELWISE) or group_size % STAGE_K == 0
+
+
 @dataclass(frozen=True)
 class PrefillConfig:
     """One kernel: the scheme it reads and the tile it computes.
 
-    ``scheme``   how codes become values; group size 32, 64, 128 or channelwise.
+    ``scheme``   how codes become values; group size 32, 64, a multiple of 128 or channelwise.
     ``tokens``   rows of x in a tile: a multiple of 32 from 32 to 256.
     ``ctas``     2: a pair of CTAs shares an instruction of 256 weight columns; 1: 128 columns.
     ``home``     where dequantised weights live: ``"tmem"`` or ``"shared"`` memory.
@@ -63,9 +71,9 @@ class PrefillConfig:
     slices: int = 1
 
     def __post_init__(self) -> None:
-        if self.scheme.group_size not in GROUP_SIZES:
+        if not serves_groups(self.scheme.group_size):
             raise ArgumentError(
-                "group_size", self.scheme.group_size, "32, 64, 128 or -1 for the prefill kernel"
+                "group_size", self.scheme.group_size, f"{GROUPS_SERVED} for the prefill kernel"
             )
         if self.tokens not in range(32, 257, 32):
             raise ArgumentError("tokens", self.tokens, "a multiple of 32 from 32 to 256")
@@ -183,18 +191,38 @@ class PrefillConfig:
 
     @property
     def groups_per_stage(self) -> int:
-        """Scale rows of a stage."""
-        return 1 if self.scheme.group_size == CHANNELWISE else STAGE_K // self.scheme.group_size
+        """Groups of a stage; 1 also where a group spans several stages."""
+        return STAGE_K // self.scheme.group_size if 0 < self.scheme.group_size < STAGE_K else 1
+
+    def group_stages(self, k_stages: int) -> int:
+        """Stages of a group, at least 1; ``k_stages`` of a channelwise weight."""
+        return max(
+            1, k_stages if self.scheme.group_size == CHANNELWISE else self.scheme.group_size // STAGE_K
+        )
 
     @property
-    def scale_stage_bytes(self) -> int:
-        """Bytes of a stage's scales; zero points take as many again."""
+    def scales_results(self) -> bool:
+        """Whether the epilogue multiplies by the scales, and the Transform makes exact integers.
+
+        True of channelwise weights, but for those with offsets, which no factor of the result can express.
+        """
+        return self.scheme.group_size == CHANNELWISE and self.scheme.zeros != "offset"
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """Which rows travel with the packed weights: ``"scales"``, ``"zeros"``, both or none."""
+        scales = () if self.scales_results else ("scales",)
+        return scales if self.scheme.zeros == "none" else (*scales, "zeros")
+
+    @property
+    def row_stage_bytes(self) -> int:
+        """Bytes of a stage's rows of one kind."""
         return self.groups_per_stage * TILE_ROWS * 2
 
     @property
-    def row_kinds(self) -> int:
-        """Kinds of rows that travel with the weights: scales, and zero points if there are any."""
-        return 1 if self.scheme.zeros == "none" else 2
+    def rows_stage_bytes(self) -> int:
+        """Bytes of all rows of a stage."""
+        return len(self.rows) * self.row_stage_bytes
 
     @property
     def cta_tokens(self) -> int:
@@ -227,7 +255,7 @@ class PrefillConfig:
         return self._shared_bytes(self.input_stages)
 
     def _shared_bytes(self, stages: int) -> int:
-        inputs = 2 * self.token_step_bytes + self.weight_stage_bytes + self.row_kinds * self.scale_stage_bytes
+        inputs = 2 * self.token_step_bytes + self.weight_stage_bytes + self.rows_stage_bytes
         barriers = 2 * (2 * stages + self.operand_stages + self.accumulators)
         operand = self.operand_stages * self.operand_stage_bytes
         return stages * inputs + operand + self.output_bytes + 8 * barriers + 4
@@ -241,9 +269,13 @@ class PrefillConfig:
 
         bf16 weights without integer zero points are made by one fused multiply-add whose factor is the
         scale times 2**133. Folding 2**-32 into it admits scales below 2**27, and leaves those from 2**-94
-        exact.
+        exact. Without a scale the factor is 2**127, the largest power of two.
         """
-        return 32 if self.scheme.dtype == "bfloat16" and self.scheme.zeros != "integer" else 0
+        if self.scheme.dtype == "float16":
+            return 0
+        if self.scales_results:
+            return 6
+        return 0 if self.scheme.zeros == "integer" else 32
 
     # -- plain values
     # --------------------------------------------------------------------------------------------
@@ -256,11 +288,12 @@ class PrefillConfig:
         """What the kernel is compiled from, as plain values.
 
         :meth:`from_flat` is the inverse, up to the number of slices: the kernel knows only whether there are
-        several."""
+        several. Groups of whole stages are all alike to it.
+        """
         s = self.scheme
         return {
             "bits": s.bits,
-            "group_size": s.group_size,
+            "group_size": CHANNELWISE if self.scales_results else STAGE_K // self.groups_per_stage,
             "dtype": s.dtype,
             "zeros": s.zeros,
             "tokens": self.tokens,

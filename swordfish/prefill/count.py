@@ -19,7 +19,9 @@ _SASS = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.
 _SASS_LABEL = re.compile(r"^(\.L_x_\d+):")
 _PTX = re.compile(r"^\s*(?:@!?%p\d+\s+)?([a-z][a-z0-9_.:]*)(.*);")
 _PTX_LABEL = re.compile(r"^(\$L__BB\w+):")
-_ARITHMETIC = re.compile(r"HFMA2|HADD2|HMUL2|fma\.rn\.(bf16x2|f16x2)|(mul|add|sub)\.(rn\.)?(bf16x2|f16x2)")
+_ARITHMETIC = re.compile(r"HFMA2|HADD2(?!\.F32)|HMUL2|fma\.rn\.(bf16x2|f16x2)|(mul|add|sub)\.(rn\.)?(bf16x2|f16x2)")
+_MOVE = re.compile(r"\s*R\d+, -RZ, RZ,")
+"""Operands of an HFMA2 that only makes a constant."""
 _STORE = re.compile(r"STTM|tcgen05\.st\.|STSM\.16\.M88\.4|stmatrix\.sync\.aligned\.m8n8\.x4\.shared")
 """A store of 16 rows by 64 k to TMEM, or by 16 k to shared memory: 32 or 8 weights of each lane."""
 _NOT_EXECUTED = ("NOP",)
@@ -100,7 +102,7 @@ def _lines(text: str, instruction: re.Pattern[str], label: re.Pattern[str], entr
 def _loop(lines: list[_Line]) -> tuple[int, int]:
     """First and last line of the smallest backward branch around nearly all packed arithmetic."""
     labels = {label: at for at, (_, _, label) in enumerate(lines) if label}
-    busy = [at for at, (name, _, _) in enumerate(lines) if _ARITHMETIC.match(name)]
+    busy = [at for at, line in enumerate(lines) if _ARITHMETIC.match(line[0]) and not _MOVE.match(line[1])]
     loops = []
     for at, (name, operands, _) in enumerate(lines):
         if not name.lower().startswith("bra"):

@@ -131,14 +131,13 @@ def arguments(
     out: torch.Tensor | None,
     workspace: torch.Tensor | None,
 ) -> list[Argument]:
-    """Kernel arguments in order: five tensor maps, bias, workspace, seven int32.
+    """Kernel arguments in order: five tensor maps, factors of the result, bias, workspace, eight int32.
 
     ``x`` is ``[M, packed_k]`` in packed row order. ``out`` is needed unless the kernel is one of partial
     sums; then ``workspace`` is, fp32 of :meth:`Grid.workspace_shape`. Rows of ``x`` and ``out`` are
     contiguous and aligned to 16 bytes.
     """
     k, n = w.packed_k, w.shape[1]
-    scales = _rows_map(config, w.scale_rows)
     tokens = TensorMap(
         x,
         w.scheme.dtype,
@@ -150,16 +149,18 @@ def arguments(
     )
     # A kernel of partial sums has no use for the map of y; any map fills the place.
     result = tokens if out is None else _output_map(w, out)
-    sizes = (n, grid.row_tiles, grid.token_tiles, grid.band, grid.k_stages, grid.slice_stages, grid.slices)
+    tiles = (grid.row_tiles, grid.token_tiles, grid.band)
+    stages = (grid.k_stages, grid.slice_stages, grid.slices, config.group_stages(grid.k_stages))
     return [
         _words_map(config, w.words),
-        scales,
-        scales if w.zero_rows is None else _rows_map(config, w.zero_rows),
+        _rows_map(config, w.scale_rows),
+        _rows_map(config, w.scale_rows if w.zero_rows is None else w.zero_rows),
         tokens,
         result,
+        w.scale_rows if config.scales_results else None,
         bias,
         workspace,
-        *map(np.int32, sizes),
+        *map(np.int32, (n, *tiles, *stages)),
     ]
 
 

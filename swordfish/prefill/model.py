@@ -47,12 +47,14 @@ class StepCycles:
 def transform_instructions(config: PrefillConfig) -> float:
     """SASS instructions of the Transform per weight, rounded up from counts (docs/prefill.md)."""
     s = config.scheme
+    if config.scales_results:
+        return 1.8 if (s.bits, s.dtype, s.zeros) == (8, "float16", "integer") else 1.5
     exact = s.dtype == "float16" or s.zeros == "integer"
     if s.bits == 8:
         base = 2.2 if s.dtype == "float16" else 1.9 if exact else 1.4
     else:
         base = 2.0 if exact else 1.6
-    return base + 0.06 * (config.groups_per_stage - 1) * config.row_kinds
+    return base + 0.06 * (config.groups_per_stage - 1) * len(config.rows)
 
 
 def step_cycles(config: PrefillConfig) -> StepCycles:
@@ -63,7 +65,7 @@ def step_cycles(config: PrefillConfig) -> StepCycles:
     reads it, and with operand A in shared memory 16 KB of ``stmatrix`` and 16 KB that the MMA reads.
     """
     packed = TILE_ROWS * STEP_K * config.scheme.bits / 8
-    rows = config.row_kinds * config.scale_stage_bytes / 2
+    rows = config.rows_stage_bytes / 2
     tokens = config.token_step_bytes
     operand = 2 * config.operand_stage_bytes
     shared = packed + rows + tokens + 2 * packed + rows + tokens + operand

@@ -58,7 +58,8 @@ def launch_prefill(
     if config.partial:
         workspace = torch.empty(grid.workspace_shape(config), dtype=torch.float32, device=w.device)
         kernel.launch(grid.launch_config(config), arguments(config, grid, tokens, w, None, None, workspace))
-        _reduce(config, workspace, bias, target, props.arch)
+        factors = w.scale_rows if config.scales_results else None
+        _reduce(config, workspace, factors, bias, target, props.arch)
     else:
         kernel.launch(grid.launch_config(config), arguments(config, grid, tokens, w, bias, target, None))
     if target is not out:
@@ -77,20 +78,25 @@ def _bulk_storable(out: torch.Tensor) -> bool:
 
 
 def _reduce(
-    config: PrefillConfig, workspace: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, arch: str
+    config: PrefillConfig,
+    workspace: torch.Tensor,
+    factors: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    arch: str,
 ) -> None:
-    """``out = round(sum of the slices + bias)``."""
+    """``out = round(sum of the slices * factors + bias)``."""
     m, n = out.shape
     slices, tokens, columns = workspace.shape
     threads = m * (n // _REDUCE_COLUMNS)
     launch = LaunchConfig((-(-threads // _REDUCE_THREADS), 1, 1), (_REDUCE_THREADS, 1, 1))
     sizes = map(np.int32, (m, n, tokens, columns, slices))
     reduction = get_kernel(reduce_source(config), arch)
-    reduction.launch(launch, [workspace, bias, out, *sizes, np.int64(out.stride(0))])
+    reduction.launch(launch, [workspace, factors, bias, out, *sizes, np.int64(out.stride(0))])
 
 
 def reduce_source(config: PrefillConfig) -> KernelSource:
-    """The kernel that adds up the partial sums of a configuration, adds the bias and rounds."""
+    """The kernel that adds up the partial sums of a configuration, scales, adds the bias and rounds."""
     defines: dict[str, int | str] = {
         "SF_BF16": int(config.scheme.dtype == "bfloat16"),
         "SF_FACTOR": f"{2.0**config.fold!r}f",

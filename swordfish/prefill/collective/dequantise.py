@@ -16,7 +16,8 @@ float16     offset       ``fma((1024 + q) - 1024, s, z)``
 ==========  ===========  ====================================================================
 
 The factor 2**-32 is :attr:`~swordfish.prefill.config.PrefillConfig.fold`. Codes in bits 4-7 take a factor
-of 1/16.
+of 1/16. Where the epilogue multiplies by the scales, there is no ``s`` and the exact difference is the
+operand; its factor of 2**-6 in bf16 is ``fold`` as well.
 """
 
 import struct
@@ -80,18 +81,29 @@ class Bf16Fused:
 
 @dataclass(frozen=True)
 class Bf16Exact:
-    """bf16 with integer zero points: an exact difference, then the one rounding of the product."""
+    """bf16 with integer zero points or without scales: an exact difference, then the one rounding of the
+    product."""
+
+    symmetric: Uint32
 
     filler = 0
 
+    @classmethod
+    def of(cls, scheme, nothing):
+        """With the addend of a symmetric weight."""
+        return cls(held(bf16_pair(scheme.bits - 1 - 6, sign=1), nothing))
+
     def constants(self, s, z):
-        return multiply(s, bf16_pair(6)), multiply(z, bf16_pair(-6, sign=1))
+        addend = self.symmetric if z is None else multiply(z, bf16_pair(-6, sign=1))
+        return None if s is None else multiply(s, bf16_pair(6)), addend
 
     def mask(self, word, mask):
         return word & Uint32(mask)
 
     def value(self, x, constants, high):
-        return multiply(fma(x, Uint32(bf16_pair(123 if high else 127)), constants[1]), constants[0])
+        s, addend = constants
+        exact = fma(x, Uint32(bf16_pair(123 if high else 127)), addend)
+        return exact if s is None else multiply(exact, s)
 
 
 @dataclass(frozen=True)
@@ -128,14 +140,18 @@ class Fp16Exact:
             exact = fma16(x, self.sixteenth, minus_high)
         else:
             exact = fma16(x, Uint32(fp16_pair(1.0)), minus_low)
+        if s is None:
+            return exact
         return fma16(exact, s, z if self.scheme.zeros == "offset" else Uint32(NEGATIVE_ZERO))
 
 
-def arithmetic(scheme, fold, nothing):
-    """The arithmetic of a scheme; ``nothing`` is a zero that the compiler cannot know."""
-    if scheme.dtype == "float16":
-        return Fp16Exact.of(scheme, nothing)
-    return Bf16Exact() if scheme.zeros == "integer" else Bf16Fused(scheme, fold)
+def arithmetic(c, nothing):
+    """The arithmetic of a configuration; ``nothing`` is a zero that the compiler cannot know."""
+    if c.scheme.dtype == "float16":
+        return Fp16Exact.of(c.scheme, nothing)
+    if c.scheme.zeros == "integer" or c.scales_results:
+        return Bf16Exact.of(c.scheme, nothing)
+    return Bf16Fused(c.scheme, c.fold)
 
 
 def fma(x, y, z):

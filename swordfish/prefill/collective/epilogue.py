@@ -18,6 +18,7 @@ def store_output(
     shared: cutlass.Constexpr,
     maps: cutlass.Constexpr,
     schedule: cutlass.Constexpr,
+    scales: cute.Pointer,
     bias: cute.Pointer,
     n: Int32,
     tmem: Int32,
@@ -39,7 +40,8 @@ def store_output(
     for item in cutlass.range(schedule.first, schedule.items, schedule.step, unroll=1):
         row, token = schedule.tile(item)
         row += warp * WARP_ROWS
-        addends = [load_bias(bias, row + (lane >> 2) + 8 * r, n) for r in range(4)]
+        columns = [row + (lane >> 2) + 8 * r for r in range(4)]
+        terms = [(factor_of(c, scales, at, n), load_or(bias, at, n, Float32(0))) for at in columns]
         wait(ring.full.subview(stage), parity)
         prims.tcgen05_fence(prims.Tcgen05Fence.AFTER_THREAD_SYNC)
         for part in cutlass.range_constexpr(c.tokens // EPILOGUE_TOKENS):
@@ -56,7 +58,7 @@ def store_output(
                 if elected:
                     arrive_leader(empty + stage)
             rounded = [
-                finish(c, values, addends, half).to(dtype).bitcast(Int32)
+                finish(values, terms[2 * half : 2 * half + 2]).to(dtype).bitcast(Int32)
                 for half, values in enumerate(halves)
             ]
             if elected:
@@ -79,23 +81,27 @@ def store_output(
         prims.cp_async_bulk_wait_group(0)
 
 
-def finish(c, values, addends, half):
-    """``values * 2**fold + bias`` of one half of a warp's rows; register ``4 i + 2 b + o`` is of row ``16
-    half + 8 b``."""
-    factor = Float32(2.0**c.fold)
+def finish(values, terms):
+    """``value * factor + addend``; register ``4 i + 2 b + o`` is of row octet b and takes ``terms[b]``."""
     results = []
     for i in range(EPILOGUE_TOKENS // 2):
-        value = values[i] * factor if c.fold else values[i]
-        results.append(value + addends[2 * half + (i >> 1) % 2])
+        factor, addend = terms[(i >> 1) % 2]
+        results.append(values[i] * factor + addend)
     return cutlass.Vector.from_elements(tuple(results), Float32)
 
 
+def factor_of(c, scales, column, n):
+    """What a column's sums are multiplied by: ``2**fold``, times the scale of a channelwise weight."""
+    fold = Float32(2.0**c.fold)
+    return fold * load_or(scales, column, n, Float32(0)) if c.scales_results else fold
+
+
 @cute.jit
-def load_bias(bias: cute.Pointer, column: Int32, n: Int32):
-    """``bias[column]`` in fp32; 0 beyond the last column and without a bias."""
-    value = Float32(0)
-    if (column < n) & (bias.toint() != 0):
-        value = (bias + column).load().to(Float32)
+def load_or(row: cute.Pointer, column: Int32, n: Int32, otherwise: Float32):
+    """``row[column]`` in fp32; ``otherwise`` beyond the last column or if there is no row."""
+    value = otherwise
+    if (column < n) & (row.toint() != 0):
+        value = (row + column).load().to(Float32)
     return value
 
 

@@ -75,7 +75,7 @@ class Shared:
         w = array(dtype, c.operand_stages * c.operand_stage_bytes // 2, SWIZZLE_ATOM)
         y = array(dtype, c.output_bytes // 2, SWIZZLE_ATOM)
         words = array(Uint32, inputs * c.weight_stage_bytes // 4, TMA_ALIGNMENT)
-        rows = array(cutlass.Uint16, inputs * c.row_kinds * c.scale_stage_bytes // 2, TMA_ALIGNMENT)
+        rows = array(cutlass.Uint16, inputs * c.rows_stage_bytes // 2, TMA_ALIGNMENT)
         barriers = array(cutlass.Int64, c.barriers, 8)
         warps = 4 * c.ctas
         return cls(
@@ -141,6 +141,7 @@ def build(values: dict[str, Any], arch: str) -> tuple[Any, list[Any]]:
         zeros: Map,
         x: Map,
         y: Map,
+        factors: cute.Pointer,
         bias: cute.Pointer,
         workspace: cute.Pointer,
         n: Int32,
@@ -150,6 +151,7 @@ def build(values: dict[str, Any], arch: str) -> tuple[Any, list[Any]]:
         k_stages: Int32,
         slice_stages: Int32,
         slices: Int32,
+        group_stages: Int32,
     ):
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         lane = cute.arch.thread_idx()[0] & 31
@@ -159,7 +161,7 @@ def build(values: dict[str, Any], arch: str) -> tuple[Any, list[Any]]:
         tiles = row_tiles * token_tiles
         items = tiles * slices if cutlass.const_expr(c.partial) else tiles
         pair, pairs = (block >> 1, grid >> 1) if cutlass.const_expr(c.ctas == 2) else (block, grid)
-        shape = (row_tiles, token_tiles, band, k_stages, slice_stages, tiles, items)
+        shape = (row_tiles, token_tiles, band, k_stages, slice_stages, group_stages, tiles, items)
         schedule = Schedule(c, *shape, block & (c.ctas - 1), pair, pairs)
         tmem = start(c, shared, group, warp)
 
@@ -178,7 +180,7 @@ def build(values: dict[str, Any], arch: str) -> tuple[Any, list[Any]]:
             if cutlass.const_expr(c.partial):
                 store_partial(c, shared, schedule, workspace, tmem, warp, lane)
             else:
-                store_output(c, shared, maps, schedule, bias, n, tmem, warp, lane)
+                store_output(c, shared, maps, schedule, factors, bias, n, tmem, warp, lane)
 
         finish(c, group, warp, tmem)
 
@@ -197,7 +199,7 @@ def build(values: dict[str, Any], arch: str) -> tuple[Any, list[Any]]:
             )
             for _ in range(5)
         ]
-        prefill(*maps, bias, workspace, *[sizes] * 7).launch(
+        prefill(*maps, bias, bias, workspace, *[sizes] * 8).launch(
             grid=(c.ctas, 1, 1), block=(c.threads, 1, 1), cluster=(c.ctas, 1, 1), min_blocks_per_mp=1
         )
 

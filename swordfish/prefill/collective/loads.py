@@ -22,19 +22,21 @@ def load_weights(
         for kt in cutlass.range(start, start + count, unroll=1):
             wait(ring.empty.subview(stage), parity ^ 1)
             full = ring.full.subview(stage)
-            prims.mbarrier_arrive_expect_tx(full, c.weight_stage_bytes + c.row_kinds * c.scale_stage_bytes)
+            prims.mbarrier_arrive_expect_tx(full, c.weight_stage_bytes + c.rows_stage_bytes)
             prims.cp_async_bulk_tensor_shared_cta_global(
                 shared.words.subview(stage * (c.weight_stage_bytes // 4)),
                 maps.words.get_ptr(),
                 (0, 0, kt * 2, row >> 6),
                 full,
             )
-            # A channelwise weight reads its one row of scales at every stage: 256 bytes that stay in L2.
-            group = Int32(0) if cutlass.const_expr(c.scheme.group_size == -1) else kt * c.groups_per_stage
-            for kind in cutlass.range_constexpr(c.row_kinds):
-                target = shared.rows.subview((stage * c.row_kinds + kind) * (c.scale_stage_bytes // 2))
-                source = (maps.scales, maps.zeros)[kind]
-                prims.cp_async_bulk_tensor_shared_cta_global(target, source.get_ptr(), (row, group), full)
+            # The row of a group that spans several stages is read at each of them: 256 bytes that stay in L2.
+            group = kt * c.groups_per_stage
+            if cutlass.const_expr(c.groups_per_stage == 1):
+                group = kt // schedule.group_stages
+            for i, kind in enumerate(c.rows):
+                target = shared.rows.subview((stage * len(c.rows) + i) * (c.row_stage_bytes // 2))
+                source = getattr(maps, kind).get_ptr()
+                prims.cp_async_bulk_tensor_shared_cta_global(target, source, (row, group), full)
             stage, parity = advance(stage, parity, ring.stages)
 
 

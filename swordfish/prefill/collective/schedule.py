@@ -24,6 +24,7 @@ class Schedule:
     band: Int32
     k_stages: Int32
     slice_stages: Int32
+    group_stages: Int32
     tiles: Int32
     items: Int32
     rank: Int32

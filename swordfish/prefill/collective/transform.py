@@ -39,13 +39,16 @@ class Sources:
             + lane * (2 * vector)
             + (quarter & 1) * vector
         )
-        rows = shared.rows.data_ptr() + group * cls.row_elements(c) + quarter * WARP_ROWS + ((lane >> 3) << 3)
+        rows = None
+        if c.rows:
+            octet = quarter * WARP_ROWS + ((lane >> 3) << 3)
+            rows = shared.rows.data_ptr() + group * cls.row_elements(c) + octet
         return cls(words, rows, vector, block)
 
     @staticmethod
     def row_elements(c):
         """16-bit elements of a stage's scales and zero points."""
-        return c.row_kinds * c.scale_stage_bytes // 2
+        return c.rows_stage_bytes // 2
 
     def load_words(self, c, stage, step, sub):
         """This lane's words of one k16 sub-tile."""
@@ -53,14 +56,16 @@ class Sources:
         return (self.words + at).load(count=self.vector, alignment=4 * self.vector)
 
     def load_rows(self, c, stage, kind, group):
-        """The scales (kind 0) or zero points (1) of the lane's rows ``c + 8 r``, r = 0 to 3, each in both
-        halves.
+        """The scales or zero points of the lane's rows ``c + 8 r``, r = 0 to 3, each in both halves; ``None``
+        where this kind does not travel with the weights.
 
         A transposing ``ldmatrix.x4`` hands lane ``4c + t`` column c of rows 2t and 2t + 1 of each matrix.
         All eight rows of matrix r are given the same address, that of octet r, so that both halves are the
         value wanted.
         """
-        at = stage * self.row_elements(c) + kind * (c.scale_stage_bytes // 2) + group * TILE_ROWS
+        if kind not in c.rows:
+            return [None] * 4
+        at = stage * self.row_elements(c) + c.rows.index(kind) * (c.row_stage_bytes // 2) + group * TILE_ROWS
         found = prims.ldmatrix(self.rows + at, 4, prims.MMALayout.COL)
         return [Uint32(found[r]) for r in range(4)]
 
@@ -87,7 +92,7 @@ def transform(
         c, shared, tmem, group, quarter, lane
     )
     rings = GroupRings.of(shared, group)
-    values = arithmetic(c.scheme, c.fold, Uint32(schedule.row_tiles) >> Uint32(31))
+    values = arithmetic(c, Uint32(schedule.row_tiles) >> Uint32(31))
     elected = prims.elect_sync()
     turns = Int32(0)
     for first in cutlass.range(group, total, c.turn, unroll=1):
@@ -142,7 +147,7 @@ def transform_stage(
 
     wait(rings.input_full.subview(stage), parity(unit, c.input_stages, c.turn, turns))
     rows = [
-        [source.load_rows(c, stage, kind, g) for kind in range(c.row_kinds)]
+        [source.load_rows(c, stage, kind, g) for kind in ("scales", "zeros")]
         for g in range(c.groups_per_stage)
     ]
     words = [[source.load_words(c, stage, step, sub) for sub in range(SUB_TILES)] for step in range(2)]
@@ -158,7 +163,7 @@ def transform_stage(
         # Made where they are first used: any earlier, and ptxas copies them out of the way of the stores'
         # registers.
         for kinds in rows[len(constants) : max(1, (step + 1) * c.groups_per_stage // 2)]:
-            constants.append([values.constants(kinds[0][r], kinds[-1][r]) for r in range(4)])
+            constants.append([values.constants(s, z) for s, z in zip(*kinds, strict=True)])
         for half in cutlass.range_constexpr(2):
             fragments = []
             for sub in cutlass.range_constexpr(SUB_TILES):

@@ -1,6 +1,7 @@
 // Partial sums of a split-K prefill to y: slices are added in their order, so the result does not depend on timing.
 //
-// y[m, n] = round(SF_FACTOR * sum over slices of workspace[slice, m, n] + bias[n]); one thread per 8 columns.
+// y[m, n] = round(SF_FACTOR * factors[n] * sum over slices of workspace[slice, m, n] + bias[n]), without what is null;
+// one thread per 8 columns.
 #include "swordfish/decode/device/ptx.cuh"
 
 SF_DEVICE u32 round_pair(float low, float high) {
@@ -25,7 +26,8 @@ SF_DEVICE float widen(u16 bits) {
 
 // workspace: [slices, tokens, columns] fp32, whole tiles; y: rows of y_stride elements; n is a multiple of 8.
 extern "C" __global__ void __launch_bounds__(128)
-    prefill_reduce(const Floats4* workspace, const u16* bias, Words4* y, u32 m, u32 n, u32 tokens, u32 columns, u32 slices, u64 y_stride) {
+    prefill_reduce(const Floats4* workspace, const u16* factors, const u16* bias, Words4* y, u32 m, u32 n, u32 tokens,
+                   u32 columns, u32 slices, u64 y_stride) {
   const u32 row_vectors = n / 8, at = blockIdx.x * 128 + threadIdx.x;
   const u32 row = at / row_vectors, column = at % row_vectors * 8;
   if (row >= m) return;
@@ -43,6 +45,10 @@ extern "C" __global__ void __launch_bounds__(128)
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     float low = sum[2 * i] * SF_FACTOR, high = sum[2 * i + 1] * SF_FACTOR;
+    if (factors != nullptr) {
+      low *= widen(factors[column + 2 * i]);
+      high *= widen(factors[column + 2 * i + 1]);
+    }
     if (bias != nullptr) {
       low += widen(bias[column + 2 * i]);
       high += widen(bias[column + 2 * i + 1]);
