@@ -12,7 +12,7 @@ from swordfish.errors import ArgumentError
 from swordfish.layouts.swizzle import k_major_128b
 from swordfish.prefill import sources_for
 from swordfish.prefill.choose import choose_prefill, unsupported
-from swordfish.prefill.collective.addresses import prove_store
+from swordfish.prefill.collective.addresses import prove_shared_store
 from swordfish.prefill.config import SHARED_LIMIT, TMEM_COLUMNS, PrefillConfig
 from swordfish.prefill.launch import Grid, source
 from swordfish.prefill.model import step_cycles
@@ -99,9 +99,9 @@ def test_refusals_name_the_argument(change: dict[str, object], message: str) -> 
 
 def test_operand_stores_match_the_swizzled_layout_and_no_other() -> None:
     layout = k_major_128b(128, 64, stages=4)
-    prove_store(lambda row, k, stage: int(layout(row, k, stage)), 4)
+    prove_shared_store(lambda row, k, stage: int(layout(row, k, stage)), 4)
     with pytest.raises(ValueError, match="row 1, k 0, stage 0: stored at 72, read at 64"):
-        prove_store(lambda row, k, stage: stage * 8192 + row * 64 + k, 4)
+        prove_shared_store(lambda row, k, stage: stage * 8192 + row * 64 + k, 4)
 
 
 def tiles_in_order(grid: Grid) -> list[tuple[int, int]]:

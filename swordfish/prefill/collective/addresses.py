@@ -1,4 +1,5 @@
-"""Where the Transform stores an operand in shared memory, and the proof that the MMA finds it there."""
+"""Where the Transform stores an operand, in TMEM and in shared memory, and the proofs that the MMA finds it
+there."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,46 @@ CHUNK = 8
 matrix."""
 WARP_ROWS = 32
 LANES = 32
+TMEM_ROW = 1 << 16
+"""From row to row in a TMEM address; columns of 32 bits count by one."""
+
+
+def tmem_offset(quarter: Any, half: Any, stage: Any) -> Any:
+    """TMEM address of a warp's 16 rows of a stage, from that of the operand."""
+    return quarter * (WARP_ROWS * TMEM_ROW) + half * (16 * TMEM_ROW) + stage * (STEP_K // 2)
+
+
+def prove_tmem_store(
+    source: Callable[[tuple[int, int]], int], layout: Callable[[tuple[int, int, int]], int], stages: int
+) -> None:
+    """Check that the fragments of a warp, in the order of ``store``, are what the MMA reads.
+
+    ``source`` maps (thread of four warps, 16-bit value) of a tiled ``tcgen05.st.16x128b.x8`` to ``quarter + 4
+    row + 64 k``, row within the 16 rows of a warp; ``layout`` maps (row, k, stage) to the operand's TMEM
+    address in 16-bit elements.
+
+    Raises:
+        ValueError: the first value or address that differs.
+    """
+    for thread in range(4 * LANES):
+        quarter, lane = divmod(thread, LANES)
+        for value in range(STEP_K // 2):
+            fragment, rest = divmod(value, 8)
+            h, b, element = rest >> 2, rest >> 1 & 1, rest & 1
+            row = 8 * b + (lane >> 2)
+            k = 16 * fragment + 8 * h + 2 * (lane & 3) + element
+            found = source((thread, value))
+            if found != quarter + 4 * row + 64 * k:
+                where = f"warp {quarter}, row {row}, k {k}"
+                raise ValueError(f"{where}: value {value} of lane {lane} is stored at {found}")
+    for stage in (0, stages - 1):
+        for quarter in range(TILE_ROWS // WARP_ROWS):
+            for half in range(2):
+                expected = layout((quarter * WARP_ROWS + 16 * half, 0, stage))
+                found = 2 * tmem_offset(quarter, half, stage)
+                if found != expected:
+                    where = f"row {quarter * WARP_ROWS + 16 * half}, stage {stage}"
+                    raise ValueError(f"{where}: stored at {found}, read at {expected}")
 
 
 def stored_rows(quarter: Any, lane: Any) -> tuple[Any, Any, Any]:
@@ -35,7 +76,7 @@ def store_offsets(quarter: Any, lane: Any) -> tuple[Any, ...]:
     return tuple(row * STEP_K + (((2 * sub + h) ^ inside) << 3) for sub in range(STEP_K // 16))
 
 
-def prove_store(layout: Callable[[int, int, int], int], stages: int) -> None:
+def prove_shared_store(layout: Callable[[int, int, int], int], stages: int) -> None:
     """Check every store address against ``layout(row, k, stage)``, the operand's layout in 16-bit elements.
 
     Raises:

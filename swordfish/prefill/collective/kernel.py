@@ -13,14 +13,14 @@ from cutlass.experimental import primitives as prims
 from swordfish.prefill.collective.epilogue import store_output, store_partial
 from swordfish.prefill.collective.loads import load_tokens, load_weights
 from swordfish.prefill.collective.multiply import multiply
-from swordfish.prefill.collective.operand import prove_layout
+from swordfish.prefill.collective.operand import prove_store_layout
+from swordfish.prefill.collective.operands import SWIZZLE_ATOM, element_of
 from swordfish.prefill.collective.rings import Ring
 from swordfish.prefill.collective.schedule import Schedule
 from swordfish.prefill.collective.transform import transform
 from swordfish.prefill.config import TMEM_COLUMNS, PrefillConfig
 
 SMEM = cutlass.AddressSpace.smem
-SWIZZLE_ATOM = 1024
 TMA_ALIGNMENT = 128
 
 Map = cutlass.GridConstant[cuda.TensorMap]
@@ -66,7 +66,7 @@ class Shared:
     def allocate(cls, c):
         """The arrays of a configuration; what it does not need is ``None``."""
         inputs = c.input_stages
-        dtype = cutlass.BFloat16 if c.scheme.dtype == "bfloat16" else cutlass.Float16
+        dtype = element_of(c)
 
         def array(of, size, alignment):
             return cutlass.Array(of, size, space=SMEM, alignment=alignment) if size else None
@@ -132,7 +132,6 @@ def build(values: dict[str, Any], arch: str) -> tuple[Any, list[Any]]:
     """The jitted host function of a configuration and its arguments, for ``cute.compile``."""
     c = PrefillConfig.from_flat(values)
     group = prims.CTAGroup.CTA_2 if c.ctas == 2 else prims.CTAGroup.CTA_1
-    dtype = cutlass.BFloat16 if c.scheme.dtype == "bfloat16" else cutlass.Float16
 
     @cute.kernel
     def prefill(
@@ -171,9 +170,8 @@ def build(values: dict[str, Any], arch: str) -> tuple[Any, list[Any]]:
         if warp == c.token_warp:  # noqa: SIM102 (only this warp may elect)
             if prims.elect_sync():
                 load_tokens(c, shared, maps, schedule)
-        if (warp == c.mma_warp) & (schedule.rank == 0):  # noqa: SIM102
-            if prims.elect_sync():
-                multiply(c, shared, schedule, tmem)
+        if (warp == c.mma_warp) & (schedule.rank == 0):
+            multiply(c, shared, schedule, tmem)
         if (warp >= c.first_transform_warp) & (warp < c.weight_warp):
             transform(c, shared, schedule, tmem, warp, lane)
         if warp < c.first_transform_warp:
@@ -186,8 +184,7 @@ def build(values: dict[str, Any], arch: str) -> tuple[Any, list[Any]]:
 
     @cute.jit
     def host(memory: cute.Pointer, bias: cute.Pointer, workspace: cute.Pointer, sizes: Int32):
-        if cutlass.const_expr(c.home == "shared"):
-            prove_layout(c)
+        prove_store_layout(c)
         # The launcher passes maps of its own; these only give the parameters their type.
         maps = [
             cuda.create_tensor_map_tiled(
@@ -206,4 +203,4 @@ def build(values: dict[str, Any], arch: str) -> tuple[Any, list[Any]]:
     def pointer(of):
         return cute.runtime.make_ptr(of, 16, cute.AddressSpace.gmem, assumed_align=16)
 
-    return host, [pointer(cutlass.Uint8), pointer(dtype), pointer(cutlass.Float32), Int32(1)]
+    return host, [pointer(cutlass.Uint8), pointer(element_of(c)), pointer(cutlass.Float32), Int32(1)]

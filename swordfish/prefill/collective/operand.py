@@ -1,8 +1,12 @@
 """The two homes of operand A. They differ in how a warp stores a fragment and in the fence that publishes it.
 
 A fragment is 16 rows by 16 k: registers ``(h0, c) (h0, c + 8) (h1, c) (h1, c + 8)`` of lane ``4c + t``, k
-octet h and column pair t. That is both a ``tcgen05.st.16x128b`` of two columns groups and an
-``stmatrix.x4`` of four 8 x 8 matrices.
+octet h and column pair t. That is both a ``tcgen05.st.16x128b`` of two column groups and an ``stmatrix.x4``
+of four 8 x 8 matrices.
+
+Both stores are primitives at addresses of our own, because a tiled copy evaluates its layout inside the
+Transform's loop (0.07 instructions a weight in TMEM). ``prove_store_layout`` checks them, while the kernel is
+traced, against the tiled copy and the MMA's layout.
 """
 
 from dataclasses import dataclass
@@ -14,11 +18,14 @@ from cutlass import Int32, Uint32, Vector
 from cutlass.cute.nvgpu import tcgen05
 from cutlass.experimental import primitives as prims
 
-from swordfish.prefill.collective.addresses import prove_store, store_offsets
+from swordfish.prefill.collective.addresses import (
+    prove_shared_store,
+    prove_tmem_store,
+    store_offsets,
+    tmem_offset,
+)
+from swordfish.prefill.collective.operands import by_row, element_of, operand_layout, tiled_mma
 from swordfish.prefill.config import STEP_K, TILE_ROWS
-
-COLUMNS = STEP_K // 2
-"""TMEM columns of a stage: two values of 16 bits each."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +36,8 @@ class TmemOperand:
 
     @classmethod
     def of(cls, c, shared, tmem, group, quarter, lane):
-        """For the lane's first stage; lanes of TMEM are counted from bit 16 of an address."""
-        return cls(tmem + c.operand_column + group * (2 * COLUMNS) + (quarter << 21))
+        """For the first stage of the warp's group."""
+        return cls(tmem + c.operand_column + tmem_offset(quarter, 0, 2 * group))
 
     def acquire(self):
         """After the wait for an empty stage."""
@@ -39,7 +46,7 @@ class TmemOperand:
     def store(self, c, slot, half, fragments):
         """16 rows by 64 k of stage ``slot``, one instruction."""
         registers = tuple(register for fragment in fragments for register in fragment)
-        address = prims.make_tmem_ptr(self.at + (slot * COLUMNS + (half << 20)), Int32)
+        address = prims.make_tmem_ptr(self.at + tmem_offset(0, half, slot), Int32)
         prims.tcgen05_st("16x128b", address, Vector.from_elements(registers, Uint32))
 
     def publish(self):
@@ -77,20 +84,29 @@ class SharedOperand:
         prims.fence_proxy(prims.Proxy.ASYNC_SHARED, space=prims.SharedSpace.shared_cta)
 
 
-def prove_layout(c):
-    """Check the addresses of :class:`SharedOperand` against CuTe's layout of a K-major operand, while
-    tracing.
+def prove_store_layout(c):
+    """Check the addresses of a configuration's home while the kernel is traced, against the MMA's operand.
 
-    CuTe writes that layout as a swizzle flagged to act on bytes behind a layout of elements; it is applied
-    here as the hardware does, to the byte offset.
+    In shared memory CuTe writes the layout as a swizzle flagged to act on bytes behind a layout of elements;
+    it is applied here as the hardware does, to the byte offset. In TMEM a tiled copy of the same instruction
+    says which register of which lane is stored where.
     """
-    dtype = cutlass.BFloat16 if c.scheme.dtype == "bfloat16" else cutlass.Float16
-    atom = tcgen05.make_smem_layout_atom(tcgen05.SmemLayoutAtomKind.K_SW128, dtype)
-    flagged = cute.tile_to_shape(atom, (TILE_ROWS, STEP_K, c.operand_stages), order=(0, 1, 2))
-    bits, base, shift = (getattr(flagged.inner, name) for name in ("num_bits", "num_base", "num_shift"))
+    operand = operand_layout(c, tiled_mma(c))
+    if c.home == "shared":
+        swizzle, rows = operand.inner, by_row(operand.outer)
 
-    def layout(row, k, stage):
-        byte = 2 * flagged.outer((row, k, stage))
-        return (byte ^ (byte >> shift & ((1 << bits) - 1) << base)) // 2
+        def layout(row, k, stage):
+            byte = 2 * rows((row, k, stage))
+            mask = (1 << swizzle.num_bits) - 1 << swizzle.num_base
+            return (byte ^ (byte >> swizzle.num_shift & mask)) // 2
 
-    prove_store(layout, c.operand_stages)
+        prove_shared_store(layout, c.operand_stages)
+    else:
+        rows = by_row(operand)
+        stage = cute.make_tensor(
+            cute.make_ptr(element_of(c), Int32(0), cute.AddressSpace.tmem, assumed_align=16),
+            cute.select(rows, mode=[0, 1]),
+        )
+        atom = cute.make_copy_atom(tcgen05.St16x128bOp(tcgen05.Repetition.x8), element_of(c))
+        source = tcgen05.make_tmem_copy(atom, stage).layout_src_tv_tiled
+        prove_tmem_store(source, rows, c.operand_stages)
