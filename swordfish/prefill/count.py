@@ -19,7 +19,9 @@ _SASS = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.
 _SASS_LABEL = re.compile(r"^(\.L_x_\d+):")
 _PTX = re.compile(r"^\s*(?:@!?%p\d+\s+)?([a-z][a-z0-9_.:]*)(.*);")
 _PTX_LABEL = re.compile(r"^(\$L__BB\w+):")
-_ARITHMETIC = re.compile(r"HFMA2|HADD2(?!\.F32)|HMUL2|fma\.rn\.(bf16x2|f16x2)|(mul|add|sub)\.(rn\.)?(bf16x2|f16x2)")
+_ARITHMETIC = re.compile(
+    r"HFMA2|HADD2(?!\.F32)|HMUL2|fma\.rn\.(bf16x2|f16x2)|(mul|add|sub)\.(rn\.)?(bf16x2|f16x2)"
+)
 _MOVE = re.compile(r"\s*R\d+, -RZ, RZ,")
 """Operands of an HFMA2 that only makes a constant."""
 _STORE = re.compile(r"STTM|tcgen05\.st\.|STSM\.16\.M88\.4|stmatrix\.sync\.aligned\.m8n8\.x4\.shared")

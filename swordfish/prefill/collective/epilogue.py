@@ -3,10 +3,19 @@
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
+from cutlass.cute.nvgpu import tcgen05
 from cutlass.experimental import primitives as prims
 
+from swordfish.prefill.collective.operands import (
+    accumulator_layout,
+    by_row,
+    element_of,
+    in_shared,
+    in_tmem,
+    tiled_mma,
+)
 from swordfish.prefill.collective.rings import LEADER, advance, arrive_leader, wait
-from swordfish.prefill.config import EPILOGUE_BUFFERS, EPILOGUE_TOKENS, TILE_ROWS
+from swordfish.prefill.config import EPILOGUE_BUFFERS, EPILOGUE_TOKENS, EPILOGUE_WARPS, TILE_ROWS
 
 WARP_ROWS = 32
 BUFFER = WARP_ROWS * EPILOGUE_TOKENS
@@ -27,13 +36,16 @@ def store_output(
 ):
     """Each warp takes its 32 weight columns, 32 tokens at a time: scale, add the bias, round, transpose,
     store by TMA."""
-    dtype = cutlass.BFloat16 if cutlass.const_expr(c.scheme.dtype == "bfloat16") else cutlass.Float16
     ring = shared.accumulators
     empty = prims.mapa(ring.empty.data_ptr(), LEADER)
     elected = prims.elect_sync()
+    sums = accumulator_parts(c, tmem)
+    load, store = output_copies(c, sums)
+    thread = warp * WARP_ROWS + lane
+    source = load.get_slice(thread).partition_S(sums)
+    coordinates = load.get_slice(thread).partition_D(cute.make_identity_tensor((TILE_ROWS, EPILOGUE_TOKENS)))
     out = shared.y.subview(warp * (EPILOGUE_BUFFERS * BUFFER))
-    # SWIZZLE_64B: 16-byte chunk `lane >> 3` of token row `lane & 7`, rows of 64 bytes.
-    target = out.data_ptr() + (lane & 7) * WARP_ROWS + (((lane >> 3) ^ ((lane >> 1) & 3)) << 3)
+    target = store.get_slice(thread).partition_D(in_shared(c, shared.y, output_layout(c)))
     prims.griddepcontrol(prims.GridDepAction.WAIT)  # the previous kernel may still read y's memory
     stage, parity = Int32(0), Int32(0)
     buffer = Int32(0)
@@ -45,49 +57,66 @@ def store_output(
         wait(ring.full.subview(stage), parity)
         prims.tcgen05_fence(prims.Tcgen05Fence.AFTER_THREAD_SYNC)
         for part in cutlass.range_constexpr(c.tokens // EPILOGUE_TOKENS):
-            column = tmem + (warp << 21) + stage * c.tokens + part * EPILOGUE_TOKENS
-            halves = [
-                prims.tcgen05_ld(
-                    "16x256b", prims.make_tmem_ptr(column + (half << 20), Float32), num=EPILOGUE_TOKENS // 8
-                )
-                for half in range(2)
-            ]
+            values = cute.make_rmem_tensor(coordinates.shape, Float32)
+            cute.copy(load, source[None, None, None, part, stage], values)
             prims.tcgen05_wait(prims.Tcgen05Wait.LOAD)
             if cutlass.const_expr(part == c.tokens // EPILOGUE_TOKENS - 1):
                 prims.tcgen05_fence(prims.Tcgen05Fence.BEFORE_THREAD_SYNC)
                 if elected:
                     arrive_leader(empty + stage)
-            rounded = [
-                finish(values, terms[2 * half : 2 * half + 2]).to(dtype).bitcast(Int32)
-                for half, values in enumerate(halves)
-            ]
-            if elected:
-                prims.cp_async_bulk_wait_group(
-                    EPILOGUE_BUFFERS - 1, read=True
-                )  # the other buffer may be in flight
+            rounded = cute.make_rmem_tensor(coordinates.shape, element_of(c))
+            for i in cutlass.range_constexpr(EPILOGUE_TOKENS):
+                factor, addend = terms[i // 16 * 2 + (i >> 1) % 2]  # 16-row half and octet of value i
+                values[i] = values[i] * factor + addend
+            rounded.store(values.load().to(element_of(c)))
+            if elected:  # the other buffer may be in flight
+                prims.cp_async_bulk_wait_group(EPILOGUE_BUFFERS - 1, read=True)
             prims.bar_warp_sync(0xFFFFFFFF)
-            for octet in cutlass.range_constexpr(EPILOGUE_TOKENS // 8):
-                fragment = [rounded[half][2 * octet + b] for half in range(2) for b in range(2)]
-                prims.stmatrix(target + (buffer + octet * 8 * WARP_ROWS), fragment, prims.MMALayout.COL)
+            cute.copy(store, store.retile(rounded), target[None, None, None, buffer])
             prims.fence_proxy(prims.Proxy.ASYNC_SHARED, space=prims.SharedSpace.shared_cta)
             prims.bar_warp_sync(0xFFFFFFFF)
             if elected:
                 at = (row, token + part * EPILOGUE_TOKENS)
-                prims.cp_async_bulk_tensor_global_shared_cta(maps.y.get_ptr(), out.subview(buffer), at)
+                prims.cp_async_bulk_tensor_global_shared_cta(
+                    maps.y.get_ptr(), out.subview(buffer * BUFFER), at
+                )
                 prims.cp_async_bulk_commit_group()
-            buffer ^= BUFFER
+            buffer ^= 1
         stage, parity = advance(stage, parity, ring.stages)
     if elected:
         prims.cp_async_bulk_wait_group(0)
 
 
-def finish(values, terms):
-    """``value * factor + addend``; register ``4 i + 2 b + o`` is of row octet b and takes ``terms[b]``."""
-    results = []
-    for i in range(EPILOGUE_TOKENS // 2):
-        factor, addend = terms[(i >> 1) % 2]
-        results.append(values[i] * factor + addend)
-    return cutlass.Vector.from_elements(tuple(results), Float32)
+def accumulator_parts(c, tmem):
+    """The accumulators, 32 tokens at a time: modes (row, token, part, stage)."""
+    rows = by_row(accumulator_layout(c, tiled_mma(c)))
+    parts = cute.make_layout((EPILOGUE_TOKENS, c.tokens // EPILOGUE_TOKENS))
+    whole = cute.make_layout(TILE_ROWS)
+    layout = cute.composition(rows, (whole, parts, cute.make_layout(c.accumulators)))
+    (row, (token, part), stage), strides = layout.shape, layout.stride
+    flat = cute.make_layout((row, token, part, stage), stride=(strides[0], *strides[1], strides[2]))
+    return in_tmem(Float32, tmem, flat)
+
+
+def load_copy(sums, instruction):
+    """A tiled copy of one part from TMEM to registers, 32 rows to a warp."""
+    return tcgen05.make_tmem_copy(cute.make_copy_atom(instruction, Float32), sums[None, None, 0, 0])
+
+
+def output_copies(c, sums):
+    """One part to registers, in fragments of 8 rows by 8 tokens, and those, transposed, to shared memory."""
+    load = load_copy(sums, tcgen05.Ld16x256bOp(tcgen05.Repetition(EPILOGUE_TOKENS // 8)))
+    transpose = cute.nvgpu.warp.StMatrix8x8x16bOp(transpose=True, num_matrices=4)
+    return load, cute.make_tiled_copy_D(cute.make_copy_atom(transpose, element_of(c)), load)
+
+
+def output_layout(c):
+    """The staging buffers, modes (column, token, buffer): rows of 32 columns under the 64-byte swizzle, the
+    two buffers of a warp together."""
+    columns = cute.make_layout((WARP_ROWS, EPILOGUE_WARPS), stride=(1, EPILOGUE_BUFFERS * BUFFER))
+    shape = (columns.shape, EPILOGUE_TOKENS, EPILOGUE_BUFFERS)
+    rows = cute.make_layout(shape, stride=(columns.stride, WARP_ROWS, BUFFER))
+    return cute.make_composed_layout(cute.make_swizzle(2, 4, 3), 0, rows)
 
 
 def factor_of(c, scales, column, n):
@@ -120,6 +149,9 @@ def store_partial(
     ring = shared.accumulators
     empty = prims.mapa(ring.empty.data_ptr(), LEADER)
     elected = prims.elect_sync()
+    sums = accumulator_parts(c, tmem)
+    load = load_copy(sums, tcgen05.Ld32x32bOp(tcgen05.Repetition(EPILOGUE_TOKENS)))
+    source = load.get_slice(warp * WARP_ROWS + lane).partition_S(sums)
     columns = schedule.row_tiles * (TILE_ROWS * c.ctas)
     tokens = schedule.token_tiles * c.tokens
     prims.griddepcontrol(prims.GridDepAction.WAIT)
@@ -131,8 +163,8 @@ def store_partial(
         wait(ring.full.subview(stage), parity)
         prims.tcgen05_fence(prims.Tcgen05Fence.AFTER_THREAD_SYNC)
         for part in cutlass.range_constexpr(c.tokens // EPILOGUE_TOKENS):
-            column = tmem + (warp << 21) + stage * c.tokens + part * EPILOGUE_TOKENS
-            values = prims.tcgen05_ld("32x32b", prims.make_tmem_ptr(column, Float32), num=EPILOGUE_TOKENS)
+            values = cute.make_rmem_tensor(((EPILOGUE_TOKENS, 1), 1, 1), Float32)
+            cute.copy(load, source[None, None, None, part, stage], values)
             prims.tcgen05_wait(prims.Tcgen05Wait.LOAD)
             if cutlass.const_expr(part == c.tokens // EPILOGUE_TOKENS - 1):
                 prims.tcgen05_fence(prims.Tcgen05Fence.BEFORE_THREAD_SYNC)

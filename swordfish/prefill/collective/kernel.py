@@ -28,7 +28,7 @@ Map = cutlass.GridConstant[cuda.TensorMap]
 
 @dataclass(frozen=True)
 class Maps:
-    """The tensor maps, see ``swordfish/prefill/maps.py``."""
+    """The tensor maps, see ``swordfish/prefill/launch.py``."""
 
     words: Any
     scales: Any

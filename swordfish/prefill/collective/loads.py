@@ -1,4 +1,8 @@
-"""The two loading warps: packed weights with their scales, and tokens. One lane of each runs."""
+"""The two loading warps: packed weights with their scales, and tokens. One lane of each runs.
+
+Bulk copies are primitives: a CuTe copy atom carries a tensor map that the DSL's own host code makes, and
+these kernels are launched without it, with maps of ``swordfish/prefill/launch.py``.
+"""
 
 import cutlass
 import cutlass.cute as cute

@@ -12,7 +12,6 @@ traced, against the tiled copy and the MMA's layout.
 from dataclasses import dataclass
 from typing import Any
 
-import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Uint32, Vector
 from cutlass.cute.nvgpu import tcgen05
@@ -25,7 +24,7 @@ from swordfish.prefill.collective.addresses import (
     tmem_offset,
 )
 from swordfish.prefill.collective.operands import by_row, element_of, operand_layout, tiled_mma
-from swordfish.prefill.config import STEP_K, TILE_ROWS
+from swordfish.prefill.config import STEP_K
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,12 @@ def token_layout(c, mma):
     return staged_layout(c, mma.partition_shape_B((c.tokens, STEP_K)), 2 * c.input_stages)
 
 
+def accumulator_layout(c, mma):
+    """Accumulators of this CTA in TMEM: modes ((row, token), 1, 1, stage)."""
+    shape = mma.partition_shape_C((TILE_ROWS * c.ctas, c.tokens))
+    return mma.make_fragment_C(cute.append(shape, c.accumulators)).layout
+
+
 def by_row(layout):
     """The layout of an operand in rows and columns: modes (row, k, stage)."""
     (rows, columns), _, count, stages = layout.shape
@@ -75,6 +81,4 @@ def fragments(c, mma, shared, tmem):
     else:
         w = in_tmem(element_of(c), tmem + c.operand_column, layout)
     x = mma.make_fragment_B(in_shared(c, shared.x, token_layout(c, mma)))
-    shape = mma.partition_shape_C((TILE_ROWS * c.ctas, c.tokens))
-    sums = mma.make_fragment_C(cute.append(shape, c.accumulators)).layout
-    return w, x, in_tmem(Float32, tmem, sums)
+    return w, x, in_tmem(Float32, tmem, accumulator_layout(c, mma))

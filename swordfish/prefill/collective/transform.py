@@ -1,4 +1,8 @@
-"""The Transform warps: packed words in shared memory to dequantised weights where the MMA reads them."""
+"""The Transform warps: packed words in shared memory to dequantised weights where the MMA reads them.
+
+Loads and stores are primitives at offsets that are constants of the unrolled loop. Packed blocks are dense
+bytes, of which a lane's words are one vector each; scales come by an ``ldmatrix`` whose rows are one address.
+"""
 
 from dataclasses import dataclass
 from typing import Any
