@@ -170,8 +170,9 @@ def build(values: dict[str, Any], arch: str) -> tuple[Any, list[Any]]:
         if warp == c.token_warp:  # noqa: SIM102 (only this warp may elect)
             if prims.elect_sync():
                 load_tokens(c, shared, maps, schedule)
-        if (warp == c.mma_warp) & (schedule.rank == 0):
-            multiply(c, shared, schedule, tmem)
+        if (warp == c.mma_warp) & (schedule.rank == 0):  # noqa: SIM102
+            if prims.elect_sync():
+                multiply(c, shared, schedule, tmem)
         if (warp >= c.first_transform_warp) & (warp < c.weight_warp):
             transform(c, shared, schedule, tmem, warp, lane)
         if warp < c.first_transform_warp:

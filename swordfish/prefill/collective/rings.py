@@ -62,12 +62,9 @@ def arrive_leader(barrier):
     prims.mbarrier_arrive(barrier, scope=prims.MemScope.CTA)
 
 
-@cute.jit
-def commit(barrier, ctas: cutlass.Constexpr):
-    """Arrive on ``barrier`` of every CTA of the pair once the MMAs issued so far are done; one lane of a
-    warp."""
-    if prims.elect_sync():
-        if cutlass.const_expr(ctas == 2):
-            prims.tcgen05_commit(barrier, multicast_mask=3, group=prims.CTAGroup.CTA_2)
-        else:
-            prims.tcgen05_commit(barrier, group=prims.CTAGroup.CTA_1)
+def commit(barrier, ctas):
+    """Arrive on ``barrier`` of every CTA of the pair once the MMAs issued so far are done."""
+    if ctas == 2:
+        prims.tcgen05_commit(barrier, multicast_mask=3, group=prims.CTAGroup.CTA_2)
+    else:
+        prims.tcgen05_commit(barrier, group=prims.CTAGroup.CTA_1)
