@@ -5,26 +5,28 @@ Checkers are on; a finding fails the test. The kernels also run on a GPU through
 
 from __future__ import annotations
 
-import itertools
+import os
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 import torch
 
 import swordfish as sf
 from swordfish.errors import ArgumentError, ArgumentTypeError
-from swordfish.packed import PackedWeight
 from swordfish.prefill.config import PrefillConfig
+from swordfish.prefill.report import ARCHITECTURES, VARIANTS, name
 from swordfish.prefill.run import launch_prefill
-from swordfish.reference import exact_columns
 from swordfish.runtime.cute import keep_workers
 from tests.backends import quantised
-
-UNIT = {
-    torch.bfloat16: 2.0**-8,
-    torch.float16: 2.0**-11,
-}  # half a unit in the last place of a number just above 1
+from tests.prefill_cases import (
+    activations,
+    assert_close,
+    check_code,
+    check_count,
+    config_of,
+    run,
+    weight_for,
+)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -34,133 +36,58 @@ def workers() -> Iterator[None]:
         yield
 
 
-def config_of(w: PackedWeight, **tile: object) -> PrefillConfig:
-    """A tile for a weight."""
-    return PrefillConfig(replace(w.scheme, act_order=False), **tile)  # type: ignore[arg-type]
+SEEDS = range(int(os.environ.get("SWORDFISH_SEEDS", "5")))
 
 
-def run(
-    x: torch.Tensor, w: PackedWeight, config: PrefillConfig, seed: int = 0, pairs: int = 2
-) -> torch.Tensor:
-    """One run, on few CTAs so that each computes several tiles; raises on any finding."""
-    policy = ("mixed", "late", "eager", "heavy")[seed % 4]
-    out = torch.full((x.shape[0], w.shape[1]), float("nan"), dtype=w.dtype)
-    checkers = {"tcgen05_fences": True, "cluster_start": True}
-    with sf.emulate("sm_100a", seed=seed, policy=policy, **checkers) as emulation:
-        launch_prefill(config, x, w, w.bias, out, pairs=pairs)
-    for report in emulation.reports:
-        report.raise_on_findings()
-    return out
-
-
-def assert_close(y: torch.Tensor, x: torch.Tensor, w: PackedWeight) -> None:
-    """Error model: one rounding of the result, and K fp32 truncations of terms as large as their absolute
-    sum. Weights are rounded before the product, unless their scales are factors of the result."""
-    scaled_after = config_of(w).scales_results
-    values = exact_columns(w, 0, w.shape[1]) if scaled_after else sf.dequantize(w).double()
-    if w.perm is not None:
-        x = w.gather(x) if scaled_after else x
-    reference, size = x.double() @ values, x.double().abs() @ values.abs()
-    if w.bias is not None:
-        reference, size = reference + w.bias.double(), size + w.bias.double().abs()
-    bound = UNIT[y.dtype] * 1.001 * reference.abs() + 2.0**-20 * size
-    excess = (y.double() - reference).abs() - bound
-    assert (excess <= 0).all(), f"[{int(excess.argmax())}]: {float(excess.max())} beyond the bound"
-
-
-def activations(m: int, w: PackedWeight) -> torch.Tensor:
-    return torch.randn(m, w.shape[0], generator=torch.Generator().manual_seed(m)).to(w.dtype)
-
-
-@pytest.mark.parametrize("home", ["tmem", "shared"])
-def test_shapes_and_schedules(home: str) -> None:
-    """Tails in M, N and K; each ring wraps more than twice; every schedule gives the same bits."""
-    w = quantised(2112, 320)
-    config = config_of(w, tokens=32, home=home)
-    assert 2 * config.input_stages < 17 and 2 * config.operand_stages < 33
-    for m in (1, 63, 64, 129):
-        x = activations(m, w)
-        results = [run(x, w, config, seed) for seed in range(5 if m == 63 else 1)]
-        assert_close(results[0], x, w)
-        assert all(torch.equal(results[0], other) for other in results[1:])
-
-
-TILES = [
-    (192, 2, "tmem"),
-    (128, 2, "tmem"),
-    (224, 2, "tmem"),
-    (256, 2, "tmem"),
-    (256, 2, "shared"),
-    (160, 2, "tmem"),
-    (64, 1, "tmem"),
-    (96, 1, "shared"),
-]
-
-
-@pytest.mark.parametrize(("tokens", "ctas", "home"), TILES)
-def test_tiles(tokens: int, ctas: int, home: str) -> None:
-    """Every kind of tile, several of each, N an odd multiple of 128 and of 64, K % 128 = 64."""
-    for m, n, k in ((300, 384, 320), (2 * tokens + 1, 192, 1088)):
-        w = quantised(k, n)
-        x = activations(m, w)
-        results = [
-            run(x, w, config_of(w, tokens=tokens, ctas=ctas, home=home), seed, pairs=1 + seed)
-            for seed in range(2)
-        ]
-        assert_close(results[0], x, w)
-        assert torch.equal(*results)
-
-
-SCHEMES = [
-    {"group_size": 32},
-    {"group_size": 64, "zeros": "offset"},
-    {"group_size": 32, "zeros": "integer"},
-    {"group_size": -1, "zeros": "integer"},
-    {"group_size": 128, "dtype": torch.float16},
-    {"group_size": 32, "dtype": torch.float16, "zeros": "integer"},
-    {"group_size": 64, "dtype": torch.float16, "zeros": "offset"},
-    {"bits": 8, "group_size": 128},
-    {"bits": 8, "group_size": -1, "dtype": torch.float16},
-    {"bits": 8, "group_size": 64, "zeros": "integer"},
-]
-EVERY_SCHEME = [
-    {"bits": bits, "group_size": group, "zeros": zeros, "dtype": dtype}
-    for bits, group, zeros, dtype in itertools.product(
-        (4, 8), (32, 64, 128, -1), ("none", "integer", "offset"), (torch.bfloat16, torch.float16)
-    )
-]
-
-
-def check_scheme(scheme: dict[str, object], home: str) -> None:
-    """One-hot rows select weights, which must be those of ``dequantize`` bit for bit; then a product."""
-    k, n = 320, 192
-    w = quantised(k, n, **scheme)  # type: ignore[arg-type]
-    config = config_of(w, tokens=64, home=home)
-    eye = torch.eye(k, dtype=w.dtype)
-    rows = eye[torch.arange(7, k, 3)]
-    assert torch.equal(run(rows, w, config), sf.dequantize(w)[7::3])
-    x = activations(65, w)
-    assert_close(run(x, w, config, seed=3), x, w)
-
-
-@pytest.mark.parametrize(
-    "scheme", SCHEMES, ids=lambda s: "-".join(str(v).removeprefix("torch.") for v in s.values())
-)
-def test_schemes(scheme: dict[str, object]) -> None:
-    check_scheme(scheme, "tmem")
-
-
-def test_scheme_with_operand_in_shared_memory() -> None:
-    check_scheme({"bits": 8, "group_size": 32, "zeros": "offset", "dtype": torch.float16}, "shared")
+def products(config: PrefillConfig) -> list[tuple[int, int, int, int]]:
+    """``(M, N, K, pairs)``: all tails, N an odd multiple of 64 and of 128, K % 128 = 64, K long enough for
+    every ring to wrap twice, and several tiles for one CTA."""
+    ring = max(config.input_stages, config.operand_stages // 2)
+    return [
+        (1, 192, 192, 2),
+        (63, 384, 256 * ring + 64, 2),
+        (64, 192, 320, 1),
+        (129, 128, 320, 2),
+        (300, 320, 192, 1),
+    ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("home", ["tmem", "shared"])
+@pytest.mark.parametrize("config", VARIANTS, ids=name)
+def test_every_variant(config: PrefillConfig) -> None:
+    """Every kernel compiles for every architecture as it should, agrees with the fp64 product under every
+    schedule with the same bits, and returns the weight for one-hot rows."""
+    artifacts = [check_code(config, arch) for arch in ARCHITECTURES]
+    for artifact in artifacts:
+        check_count(config, artifact)
+    assert min(artifact.metadata.build_seconds for artifact in artifacts) < 4
+    for m, n, k, pairs in products(config):
+        w = weight_for(config, k, n)
+        x = activations(m, w)
+        results = [run(x, w, config, seed, pairs) for seed in SEEDS]
+        assert_close(results[0], x, w)
+        assert all(torch.equal(results[0], other) for other in results[1:])
+    w = weight_for(config, 320, 192, bias=False)
+    rows = torch.eye(320, dtype=w.dtype)[7::3]
+    assert torch.equal(run(rows, w, config), sf.dequantize(w)[7::3])
+
+
 @pytest.mark.parametrize(
-    "scheme", EVERY_SCHEME, ids=lambda s: "-".join(str(v).removeprefix("torch.") for v in s.values())
+    "scheme",
+    [
+        {"group_size": 256},
+        {"group_size": -1, "zeros": "offset"},
+        {"bits": 8, "group_size": 384, "zeros": "integer", "dtype": torch.float16},
+    ],
+    ids=str,
 )
-def test_every_scheme(scheme: dict[str, object], home: str) -> None:
-    check_scheme(scheme, home)
+def test_groups_of_several_stages(scheme: dict[str, object]) -> None:
+    """They share the kernel of group size 128, which is told how many stages a group spans."""
+    w = quantised(832, 192, **scheme)  # type: ignore[arg-type]
+    config = config_of(w, tokens=64)
+    assert config.flat()["group_size"] == 128
+    rows = torch.eye(832, dtype=w.dtype)[5::9]
+    assert torch.equal(run(rows, w, config), sf.dequantize(w)[5::9])
 
 
 def test_scales_of_every_size_are_exact() -> None:
@@ -179,9 +106,10 @@ def test_bias_and_act_order() -> None:
     assert_close(run(x, w, config_of(w, tokens=64)), x, w)
 
 
-def test_split_over_k_is_added_in_order() -> None:
-    """Slices of unequal length, the last one short; the reduction rounds once and adds the bias."""
-    w = quantised(1344, 200, bias=True)
+@pytest.mark.parametrize("group_size", [128, -1])
+def test_split_over_k_is_added_in_order(group_size: int) -> None:
+    """Slices of unequal length, the last one short; the reduction scales, adds the bias and rounds once."""
+    w = quantised(1344, 200, group_size=group_size, bias=True)
     x = activations(70, w)
     results = [
         run(x, w, config_of(w, tokens=64, slices=slices), seed) for seed, slices in ((0, 4), (1, 4), (2, 2))

@@ -1,8 +1,10 @@
-"""Mutation score of the 2-CTA test GEMM: every single-instruction mutant under several schedules.
+"""Mutation score of a kernel: every single-instruction mutant under several schedules.
 
-Run from the repository's root; takes minutes. The table of survivors in ``docs/emulator.md`` comes from here.
+Run from the repository's root; takes minutes to an hour. The survivors in ``docs/emulator.md`` (``gemm``, the
+2-CTA test GEMM) and ``docs/prefill.md`` (the others: operand A's home and the tokens of the tile) come from
+here.
 
-    python tools/mutation_score.py [--seeds 8] [--table FILE]
+    python tools/mutation_score.py [--kernel gemm|tmem-32|shared-32|tmem-192] [--seeds 8] [--table FILE]
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -17,7 +21,37 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from swordfish.emulator.mutate import Outcome, mutants, score
-from tests.emulator.gemm_2cta import ENTRY, ptx, trial
+from tests.emulator import gemm_2cta
+from tests.prefill_cases import BASE, Problem, schedule
+
+Trial = Callable[[str, int], str]
+
+
+def gemm() -> tuple[str, str, Trial]:
+    """PTX, entry and trial of the test GEMM."""
+    return gemm_2cta.ptx(), gemm_2cta.ENTRY, gemm_2cta.trial
+
+
+def prefill(kernel: str) -> tuple[str, str, Trial]:
+    """The same of a prefill kernel: long tiles of odd tails, and by turns many short ones."""
+    home, tokens = kernel.split("-")
+    config = replace(BASE, home=home, tokens=int(tokens))
+    m = 2 * config.tokens + config.tokens // 2 + 3
+    problems = [Problem(config, m, 448, 1216, 1), Problem(config, m, 1216, 192, 1)]
+    ptx, entry = problems[0].artifact.ptx, problems[0].artifact.metadata.entry
+    results = []
+    for problem in problems:
+        problem.run(ptx).raise_on_findings()
+        results.append(problem.out.clone())
+
+    def trial(text: str, seed: int) -> str:
+        problem, right = problems[seed % 2], results[seed % 2]
+        report = problem.run(text, **schedule(seed // 2), tcgen05_fences=True, cluster_start=True)
+        if report.findings:
+            return ", ".join(sorted(report.kinds()))
+        return "" if torch.equal(problem.out, right) else "wrong result"
+
+    return ptx, entry, trial
 
 
 def main() -> None:
@@ -25,6 +59,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--kernel", default="gemm", choices=["gemm", "tmem-32", "shared-32", "tmem-192"])
     parser.add_argument("--seeds", type=int, default=8, help="schedules per mutant")
     parser.add_argument(
         "--wall", type=float, default=60.0, help="seconds after which a run counts as endless"
@@ -33,15 +68,18 @@ def main() -> None:
     a = parser.parse_args()
     started = time.perf_counter()
     torch.set_num_threads(1)  # the mutants run in forked processes
+    ptx, entry, trial = gemm() if a.kernel == "gemm" else prefill(a.kernel)
     for seed in range(a.seeds):
-        if reason := trial(ptx(), seed):
+        if reason := trial(ptx, seed):
             raise SystemExit(f"the kernel itself fails with seed {seed}: {reason}")
 
     def show(o: Outcome) -> None:
         if not o.caught:
             print(f"survived: line {o.mutant.line}, {o.mutant.change}: {o.mutant.old}", flush=True)
 
-    result = score(mutants(ptx(), ENTRY), trial, range(a.seeds), a.wall, show)
+    candidates = mutants(ptx, entry)
+    print(f"{len(candidates)} mutants", flush=True)
+    result = score(candidates, trial, range(a.seeds), a.wall, show)
     seconds = time.perf_counter() - started
     print(f"{result.caught} of {len(result.outcomes)} mutants caught in {seconds:.0f} s")
     if a.table:

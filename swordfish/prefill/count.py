@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import importlib.util
 import re
 import shutil
 import subprocess
@@ -49,14 +49,21 @@ class LoopCount:
 
 
 def disassemble(artifact: Artifact) -> str | None:
-    """SASS text of a cubin by ``nvdisasm`` (``$NVDISASM``, else from the path); ``None`` without one."""
-    tool = os.environ.get("NVDISASM") or shutil.which("nvdisasm")
+    """SASS text of a cubin by ``nvdisasm``, from the path or its Python package; ``None`` without one."""
+    tool = shutil.which("nvdisasm") or _packaged("nvdisasm")
     if tool is None:
         return None
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(artifact.cubin)
         return subprocess.run([tool, "-c", path], capture_output=True, text=True, check=True).stdout
+
+
+def _packaged(tool: str) -> str | None:
+    """A tool of the ``nvidia-cuda-*`` Python packages."""
+    spec = importlib.util.find_spec("nvidia")
+    folders = map(Path, (spec and spec.submodule_search_locations) or ())
+    return next((str(path) for folder in folders for path in folder.glob(f"*/bin/{tool}")), None)
 
 
 def count_transform(config: PrefillConfig, artifact: Artifact, sass: str | None = None) -> LoopCount:

@@ -18,10 +18,11 @@ from swordfish.prefill.config import PrefillConfig
 from swordfish.prefill.count import count_transform, disassemble
 from swordfish.prefill.launch import source
 from swordfish.prefill.model import MEMORY_BYTES_PER_CLOCK, step_cycles
+from swordfish.runtime.cute import CuteSource
 from swordfish.runtime.registry import compile_many
-from swordfish.scheme import Scheme, ZeroKind
+from swordfish.scheme import CHANNELWISE, Scheme, ZeroKind
 
-__all__ = ["ARCHITECTURES", "VARIANTS", "model_table", "variant_table", "write"]
+__all__ = ["ARCHITECTURES", "VARIANTS", "model_table", "name", "variant_table", "write"]
 
 ARCHITECTURES = tuple(MEMORY_BYTES_PER_CLOCK)
 _HOMES: tuple[Literal["tmem", "shared"], ...] = ("tmem", "shared")
@@ -33,23 +34,38 @@ def _variants() -> Iterator[PrefillConfig]:
     for home in _HOMES:
         for tokens in (192, 32, 64, 96, 128, 160, 224, 256):
             yield replace(_BASE, tokens=tokens, home=home)
-    for tokens in (32, 64, 128):
-        yield replace(_BASE, tokens=tokens, ctas=1)
-    yield replace(_BASE, tokens=128, slices=2)
+        for tokens in (32, 64, 128):
+            yield replace(_BASE, tokens=tokens, ctas=1, home=home)
+    yield replace(_BASE, tokens=64, slices=2)
+    yield replace(_BASE, tokens=128, ctas=1, slices=2, scheme=Scheme(4, CHANNELWISE, "float16"))
     zero_kinds: tuple[ZeroKind, ...] = ("none", "integer", "offset")
-    for bits, dtype, zeros, group in itertools.product(
-        (4, 8), ("bfloat16", "float16"), zero_kinds, (32, 64, 128, -1)
+    groups = (32, 64, 128, CHANNELWISE)
+    for home, bits, dtype, zeros, group in itertools.product(
+        _HOMES, (4, 8), ("bfloat16", "float16"), zero_kinds, groups
     ):
-        # A channelwise kernel differs from group 128 in one coordinate; 64 lies between its neighbours.
-        if group in (32, 128) or (bits, zeros) == (4, "none"):
-            yield replace(_BASE, scheme=Scheme(bits, group, dtype, zeros))
-    for dtype, zeros in itertools.product(("bfloat16", "float16"), zero_kinds):
-        yield replace(_BASE, home="shared", scheme=Scheme(4, 128, dtype, zeros))
-        yield replace(_BASE, home="shared", scheme=Scheme(8, 128, dtype, zeros))
+        yield replace(_BASE, home=home, scheme=Scheme(bits, group, dtype, zeros))
 
 
-VARIANTS: tuple[PrefillConfig, ...] = tuple(dict.fromkeys(_variants()))
-"""The kernels of the table, and those that tests compile for every architecture."""
+def _distinct() -> tuple[PrefillConfig, ...]:
+    """Variants with a kernel of their own."""
+    found: dict[CuteSource, PrefillConfig] = {}
+    for config in _variants():
+        found.setdefault(source(config), config)
+    return tuple(found.values())
+
+
+VARIANTS = _distinct()
+"""The kernels of the table, each once; tests compile them for every architecture and run them."""
+
+
+def name(config: PrefillConfig) -> str:
+    """Scheme, tile, home and kind of a configuration in a few words."""
+    s = config.scheme
+    group = "channelwise" if s.group_size == CHANNELWISE else f"g{s.group_size}"
+    zeros = "" if s.zeros == "none" else f" {s.zeros} zeros"
+    kind = ", partial sums" if config.partial else ""
+    tile = f"{128 * config.ctas} x {config.tokens}"
+    return f"int{s.bits} {s.dtype} {group}{zeros}, {tile}, {config.home}{kind}"
 
 
 def variant_table(
@@ -60,29 +76,14 @@ def variant_table(
     Raises:
         CompileError: a kernel does not compile.
     """
-    names = ["scheme", "tile", "home", "extra", "registers", "shared bytes", "input stages", "operand stages"]
-    names += ["TMEM columns", "Transform warps", "instructions per weight"]
-    rows = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
+    titles = ["kernel", "registers", "shared bytes", "input stages", "operand stages", "TMEM columns"]
+    titles += ["Transform warps", "instructions per weight"]
+    rows = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
     artifacts = compile_many([(source(c), arch) for c in configs], workers=workers)
     for c, artifact in zip(configs, artifacts, strict=True):
-        count = count_transform(c, artifact, disassemble(artifact))
-        s, meta = c.scheme, artifact.metadata
-        group = "channelwise" if s.group_size == -1 else f"g{s.group_size}"
-        zeros = "" if s.zeros == "none" else f" {s.zeros} zeros"
-        extra = "partial sums" if c.partial else ""
-        cells = [
-            f"int{s.bits} {s.dtype} {group}{zeros}",
-            f"{128 * c.ctas} x {c.tokens}",
-            c.home,
-            extra,
-            meta.registers,
-            meta.dynamic_shared_bytes,
-            c.input_stages,
-            c.operand_stages,
-            c.tmem_columns,
-            4 * c.transform_groups,
-            f"{count.per_weight:.2f} {count.kind}",
-        ]
+        count, meta = count_transform(c, artifact, disassemble(artifact)), artifact.metadata
+        cells = [name(c), meta.registers, meta.dynamic_shared_bytes, c.input_stages, c.operand_stages]
+        cells += [c.tmem_columns, 4 * c.transform_groups, f"{count.per_weight:.2f} {count.kind}"]
         rows.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(rows)
 
