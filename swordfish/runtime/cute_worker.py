@@ -30,11 +30,11 @@ def compile_request(request: dict[str, Any]) -> dict[str, Any]:
     import cutlass.cute as cute
 
     build = getattr(importlib.import_module(request["module"]), request["function"])
-    start = time.perf_counter()
+    start = time.process_time()  # of this process, whatever else the machine does
     function, arguments = build(request["config"], request["arch"])
     options = f"--gpu-arch {request['arch']} --keep-ptx --keep-cubin"
     compiled = cute.compile(function, *arguments, options=options)
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     ptx = compiled.__ptx__
     return {
         "cubin": b64encode(compiled.__cubin__).decode(),

@@ -4,16 +4,6 @@
 // one thread per 8 columns.
 #include "swordfish/decode/device/ptx.cuh"
 
-SF_DEVICE u32 round_pair(float low, float high) {
-  u32 r;
-#if SF_BF16
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-#else
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-#endif
-  return r;
-}
-
 SF_DEVICE float widen(u16 bits) {
   float r;
 #if SF_BF16
