@@ -43,10 +43,11 @@ MAX_LAUNCHES = 512
 Call = Callable[[], torch.Tensor]
 
 
-def launches_per_graph(buffers: int, estimate_us: float) -> int:
-    """Launches in one graph: whole rotations lasting about 2 ms, which makes the graph's own launch
-    negligible."""
-    wanted = min(MAX_LAUNCHES, math.ceil(GRAPH_US / max(estimate_us, 1e-3)))
+def launches_per_graph(buffers: int, estimate_us: float, graph_us: float | None = None) -> int:
+    """Launches in one graph: whole rotations lasting about ``graph_us``, by default 2 ms, which makes the
+    graph's own launch negligible."""
+    graph_us = GRAPH_US if graph_us is None else graph_us
+    wanted = min(MAX_LAUNCHES, math.ceil(graph_us / max(estimate_us, 1e-3)))
     return buffers * max(1, math.ceil(wanted / buffers))
 
 

@@ -11,7 +11,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ class Case:
     times: dict[str, float]
     problems: dict[str, str]
     flops: float = 0.0
+    configs: dict[str, str] = field(default_factory=dict)
 
     def over_floor(self, impl: str) -> float | None:
         """Time of ``impl`` over the plain floor."""
@@ -42,6 +43,10 @@ class Case:
         """TFLOP/s of a single launch: 2 M N K over the time. A floor computes nothing."""
         us = self.times.get(impl)
         return self.flops / us / 1e6 if us and impl not in FLOORS else None
+
+    def over_torch(self, impl: str) -> float | None:
+        """Time of ``impl`` over that of cuBLAS with the 16-bit weight."""
+        return _ratio(self.times.get(impl), self.times.get("torch"))
 
     def best_peer(self, subject: str) -> str | None:
         """The fastest implementation that is neither the subject, nor a variant of it, nor a floor."""
@@ -101,7 +106,17 @@ def cases(documents: Sequence[dict[str, Any]]) -> list[Case]:
             problems = {impl: reason for impl, reason in reasons.items() if reason}
             first = rows[0]
             flops = 2.0 * first["m"] * first.get("k", 0) * first.get("n", 0)
-            case = Case(first["kind"], first["shape"], first["m"], scheme_name(first), times, problems, flops)
+            configs = {row["impl"]: str(row.get("config", "")) for row in rows}
+            case = Case(
+                first["kind"],
+                first["shape"],
+                first["m"],
+                scheme_name(first),
+                times,
+                problems,
+                flops,
+                configs,
+            )
             found[(*key, frozenset(reasons))] = case
     return list(found.values())
 
@@ -213,6 +228,7 @@ def _published(peers: dict[str, Any] | None) -> dict[tuple[str, int], dict[str, 
 METRICS: dict[str, tuple[str, Callable[[Case, str], float | None]]] = {
     "floor": ("time over the cold-read floor", Case.over_floor),
     "tflops": ("TFLOP/s", Case.tflops),
+    "torch": ("time over cuBLAS", Case.over_torch),
 }
 """What can be plotted: the axis title and the value of one implementation."""
 
@@ -221,7 +237,7 @@ def plot(
     documents: Sequence[dict[str, Any]], path: Path, scheme: str | None = None, metric: str = "floor"
 ) -> None:
     """A figure against M, one panel per shape, in the format of ``path``'s suffix: time over the plain floor,
-    or with ``metric="tflops"`` the rate.
+    or with ``metric="tflops"`` the rate, or with ``metric="torch"`` time over cuBLAS.
 
     Raises ``ValueError`` if no single launch was timed with ``scheme`` (default: the first one found).
     """
@@ -238,7 +254,7 @@ def plot(
         raise ValueError(f"scheme={scheme!r} is not allowed: expected one that was timed")
     shapes = list(dict.fromkeys(case.shape for case in selected))
     title, value = METRICS[metric]
-    names = [name for name in _implementations(selected) if name != "floor"]
+    names = [name for name in _implementations(selected) if name != metric]
     columns = min(4, len(shapes))
     rows = math.ceil(len(shapes) / columns)
     figure, axes = pyplot.subplots(
@@ -256,7 +272,7 @@ def plot(
             points = [(case.m, y) for case in group if (y := value(case, name)) is not None]
             if points:
                 axis.plot(*zip(*points, strict=True), marker="o", ms=3, color=f"C{position}", label=name)
-        if metric == "floor":
+        if metric in ("floor", "torch"):
             axis.axhline(1.0, color="black", lw=0.8, ls=":")
         axis.set_xscale("log", base=2)
         axis.set_yscale("log", base=2)

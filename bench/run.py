@@ -65,7 +65,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def open_session(adapters: Sequence[Adapter], *, pdl_floor: bool = True, rounds: int = MAX_ROUNDS) -> Session:
+def open_session(
+    adapters: Sequence[Adapter],
+    floors: Sequence[Floor],
+    *,
+    rounds: int = MAX_ROUNDS,
+    graph_us: float = harness.GRAPH_US,
+) -> Session:
     """A session on the current CUDA device, without the implementations that are not available (which it
     names)."""
     usable = []
@@ -75,7 +81,6 @@ def open_session(adapters: Sequence[Adapter], *, pdl_floor: bool = True, rounds:
             usable.append(adapter)
         else:
             print(f"{adapter.name}: not available: {reason}", file=sys.stderr)
-    floors = [Floor(), Floor(programmatic=True)] if pdl_floor else [Floor()]
     device = torch.cuda.current_device()
     clocks = ClockReader(device)
     print(f"clocks: {clocks.source}")
@@ -85,15 +90,16 @@ def open_session(adapters: Sequence[Adapter], *, pdl_floor: bool = True, rounds:
         CudaBackend(),
         l2_bytes=describe_device(device)["l2_bytes"],
         rounds=rounds,
+        graph_us=graph_us,
         read_clocks=clocks.read,
         log=lambda line: print(line, flush=True),
     )
 
 
-def precompile(session: Session, problems: Sequence[tuple[Problem, int]]) -> None:
+def precompile(adapters: Sequence[Adapter], problems: Sequence[tuple[Problem, int]]) -> None:
     """Let every implementation compile in parallel what the run will need. One that cannot is named; it
     then compiles when it is first called."""
-    for adapter in session.adapters:
+    for adapter in adapters:
         start = time.perf_counter()
         wanted = [(problem, m) for problem, m in problems if adapter.supports(problem, m) is None]
         try:
@@ -141,10 +147,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         Problem(shape, options.bits, options.group_size, options.dtype, options.zeros, options.act_order)
         for shape in shapes
     ]
-    session = open_session(adapters, pdl_floor=not options.no_pdl_floor, rounds=options.rounds)
+    floors = [Floor()] if options.no_pdl_floor else [Floor(), Floor(programmatic=True)]
+    session = open_session(adapters, floors, rounds=options.rounds)
     device = describe_device(torch.cuda.current_device())
     arguments = {key: str(value) for key, value in vars(options).items()}
-    precompile(session, [(problem, m) for problem in problems for m in ms])
+    precompile(session.adapters, [(problem, m) for problem in problems for m in ms])
     if options.chain:
         for m in ms:
             run_chain(session, problems, m)

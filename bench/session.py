@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from bench.adapters.base import Adapter
-from bench.data import Check, activations, check, random_weight, reference
+from bench.data import Check, Weight, activations, check, random_weight, reference
 from bench.floor import Floor, choose
 from bench.harness import (
     GRAPH_US,
@@ -99,11 +99,12 @@ class Session:
         l2_bytes: int,
         device: torch.device | str = "cuda",
         rounds: int = MAX_ROUNDS,
+        graph_us: float = GRAPH_US,
         read_clocks: Callable[[], dict[str, float | None]] = dict,
         log: Callable[[str], None] = print,
     ) -> None:
         self.adapters, self.floors, self.backend = list(adapters), list(floors), backend
-        self.l2_bytes, self.device, self.rounds = l2_bytes, device, rounds
+        self.l2_bytes, self.device, self.rounds, self.graph_us = l2_bytes, device, rounds, graph_us
         self.read_clocks, self.log = read_clocks, log
         self.rows: list[dict[str, Any]] = []
         self.readers: list[dict[str, Any]] = []
@@ -136,11 +137,22 @@ class Session:
             )
 
     def time(
-        self, contenders: Sequence[Contender], rows: dict[str, dict[str, Any]], rounds: int | None = None
+        self,
+        contenders: Sequence[Contender],
+        rows: dict[str, dict[str, Any]],
+        rounds: int | None = None,
+        *,
+        warm_up_us: float | None = None,
     ) -> None:
         """Measure, and put times and clocks into the rows of the same names."""
         clocks = _Clocks(self.read_clocks)
-        timings = measure(contenders, self.backend, rounds=rounds or self.rounds, sample=clocks.sample)
+        timings = measure(
+            contenders,
+            self.backend,
+            rounds=rounds or self.rounds,
+            warm_up_us=warm_up_us,
+            sample=clocks.sample,
+        )
         for name, timing in timings.items():
             values = asdict(timing)
             rows[name] |= {"us": values.pop("median_us"), **values, "clocks": clocks.summary()}
@@ -156,24 +168,39 @@ class Session:
             else Loaded(adapter)
             for adapter in self.adapters
         ]
-        readers = [self._floor(entry) for entry in floors]
+        readers = [(entry, self._floor(entry)) for entry in floors]
         for m in ms:
-            x = activations(m, problem, self.device)
-            out = torch.empty(m, problem.shape.n, dtype=x.dtype, device=self.device)
-            exact = reference(weight, x)
-            rows = {entry.adapter.name: self._row(problem, m, entry) for entry in [*floors, *loaded]}
-            contenders = []
-            for floor, reader in zip(self.floors, readers, strict=True):
-                rows[floor.name] |= {"launches": reader.units, "config": floor.describe(problem, m)}
-                contenders.append(reader)
-            for entry in loaded:
-                contender = self._contender(entry, problem, x, out, exact, rows[entry.adapter.name])
-                if contender is not None:
-                    contenders.append(contender)
-            del exact
-            self.time(contenders, rows, rounds_for(self._replay_us(contenders), self.rounds))
-            self.rows += rows.values()
-            self.log(_summary(problem, m, rows))
+            self.point(weight, m, loaded, readers)
+
+    def point(
+        self,
+        weight: Weight,
+        m: int,
+        loaded: Sequence[Loaded],
+        readers: Sequence[tuple[Loaded, Contender]] = (),
+        *,
+        warm_up_us: float | None = None,
+    ) -> None:
+        """Check and time implementations, and floors already captured, on one weight and M."""
+        problem = weight.problem
+        x = activations(m, problem, self.device)
+        out = torch.empty(m, problem.shape.n, dtype=x.dtype, device=self.device)
+        exact = reference(weight, x)
+        entries = [*(entry for entry, _ in readers), *loaded]
+        rows = {entry.adapter.name: self._row(problem, m, entry) for entry in entries}
+        contenders = []
+        for entry, reader in readers:
+            rows[reader.name] |= {"launches": reader.units, "config": entry.adapter.describe(problem, m)}
+            contenders.append(reader)
+        for entry in loaded:
+            contender = self._contender(entry, problem, x, out, exact, rows[entry.adapter.name])
+            if contender is not None:
+                contenders.append(contender)
+        del exact
+        rounds = rounds_for(self._replay_us(contenders), self.rounds)
+        self.time(contenders, rows, rounds, warm_up_us=warm_up_us)
+        self.rows += rows.values()
+        self.log(_summary(problem, m, rows))
 
     def _row(self, problem: Problem, m: int, entry: Loaded) -> dict[str, Any]:
         settings = asdict(problem)
@@ -211,7 +238,7 @@ class Session:
         if row["skipped"] or row["error"]:
             return None
         flops = 2.0 * x.shape[0] * problem.shape.k * problem.shape.n
-        row["launches"] = launches_per_graph(len(entry.states), estimate_us(entry.size, flops))
+        row["launches"] = launches_per_graph(len(entry.states), estimate_us(entry.size, flops), self.graph_us)
         try:
             repeats = row["launches"] // len(entry.states)
             verdict, graph = verify_and_capture(entry, x, out, exact, self.backend, repeats)

@@ -16,6 +16,7 @@ import torch
 
 from bench.adapters import make
 from bench.device import ClockReader, copy_bandwidth, describe_device, versions
+from bench.floor import Floor
 from bench.run import open_session, precompile, write
 from bench.shapes import SHAPES, Problem, parse_ints, parse_shapes
 
@@ -41,10 +42,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"idle: {clocks.read()}")
     print(f"copy: {copy_bandwidth():.2f} TB/s (read + written)", flush=True)
     print(f"busy: {clocks.read()}")
-    session = open_session(make(options.impl.split(",")))
+    session = open_session(make(options.impl.split(",")), [Floor(), Floor(programmatic=True)])
     problems = [Problem(shape) for shape in parse_shapes(options.shapes)]
     ms = parse_ints(options.m)
-    precompile(session, [(problem, m) for problem in problems for m in ms])
+    precompile(session.adapters, [(problem, m) for problem in problems for m in ms])
     for problem in problems:
         before = len(session.readers)
         session.run(problem, ms)

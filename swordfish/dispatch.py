@@ -108,7 +108,7 @@ class Plan:
     def sources(self, scheme: Scheme, k: int, n: int, *, bias: bool = False) -> list[Source]:
         """Every kernel that a call of this plan may launch, for ahead-of-time builds; none without a GPU."""
         if self.path == "dense":
-            return [DequantConfig.for_columns(n).source(scheme)]
+            return [DequantConfig.for_product(scheme).source(scheme)]
         if isinstance(self.config, PrefillConfig):
             kernels: list[Source] = [prefill_source(self.config), gather_source()]
             return [*kernels, reduce_source(self.config)] if self.config.partial else kernels

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 from bench.adapters.base import Adapter
 from bench.adapters.humming import Humming
 from bench.adapters.machete import Machete
 from bench.adapters.marlin import Marlin
+from bench.adapters.paths import PATHS, Path
 from bench.adapters.swordfish import Swordfish
 from bench.adapters.torch_dense import TorchDense
 
@@ -15,6 +17,7 @@ __all__ = ["ADAPTERS", "Adapter", "make"]
 
 ADAPTERS: dict[str, Callable[[], Adapter]] = {
     "swordfish": Swordfish,
+    **{f"swordfish-{path}": functools.partial(Path, path) for path in PATHS},
     "humming": Humming,
     "humming-pdl": lambda: Humming(pdl=True),
     "marlin": Marlin,

@@ -12,7 +12,7 @@ from bench.adapters.base import Adapter
 from bench.data import Weight
 from bench.shapes import Problem
 
-__all__ = ["Swordfish"]
+__all__ = ["Swordfish", "scheme_of"]
 
 
 class Swordfish(Adapter):
@@ -39,7 +39,7 @@ class Swordfish(Adapter):
         props = dispatch.props_of(torch.device("cuda", torch.cuda.current_device()))
         requests = []
         for problem, m in problems:
-            scheme, shape = _scheme(problem), problem.shape
+            scheme, shape = scheme_of(problem), problem.shape
             plan = dispatch.plan(m, shape.n, shape.k, scheme, props, wishes=dispatch.overrides())
             requests += [(source, props.arch) for source in plan.sources(scheme, shape.k, shape.n)]
         runtime.compile_many(requests)
@@ -67,7 +67,8 @@ class Swordfish(Adapter):
         return "" if packed is None else str(importlib.import_module("swordfish").explain(packed, m))
 
 
-def _scheme(problem: Problem) -> Any:
+def scheme_of(problem: Problem) -> Any:
+    """The scheme of a problem's weight."""
     return importlib.import_module("swordfish.scheme").Scheme(
         bits=problem.bits,
         group_size=problem.group_size,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 
 from swordfish.decode.defines import value_defines
@@ -18,9 +17,12 @@ from swordfish.runtime.registry import get_kernel
 from swordfish.runtime.source import KernelSource, assemble
 from swordfish.scheme import CHANNELWISE, Scheme
 
-__all__ = ["DequantConfig", "dequantize_into"]
+__all__ = ["DequantConfig", "dequantize_into", "fill"]
 
 _WARPS = 4
+_STEP = 16
+"""Rows that a CTA takes in ``[K, N]``; in ``[N, K]`` it takes a whole block."""
+
 _WIDTHS = (8, 4, 2, 1)
 _ONE_GROUP = 2**31 - 1
 
@@ -48,19 +50,23 @@ class DequantConfig:
         return cls(transposed, next(fits))
 
     @classmethod
-    def for_columns(cls, n: int) -> DequantConfig:
-        """What :func:`~swordfish.dense.dense_mm` uses for ``n`` columns: its rows are whole 16 bytes."""
-        return cls(width=next(w for w in _WIDTHS if n % w == 0))
+    def for_product(cls, scheme: Scheme) -> DequantConfig:
+        """What :func:`~swordfish.dense.dense_mm` uses for a weight of a scheme.
+
+        ``[N, K]``, with which cuBLAS is up to a tenth faster, but with act-order ``[K, N]``, where the rows
+        that go to their places are whole lines.
+        """
+        return cls(transposed=not scheme.act_order)
 
     def source(self, scheme: Scheme) -> KernelSource:
         """The kernel for weights of a scheme."""
         return _source(self, replace(scheme, group_size=CHANNELWISE))
 
     def launch_config(self, k: int, n: int) -> LaunchConfig:
-        """The launch for ``k`` packed rows and ``n`` columns: a warp for every 64 x 64 block."""
-        k_blocks, n_blocks = -(-k // BLOCK), -(-n // BLOCK)
-        inner, outer = (k_blocks, n_blocks) if self.transposed else (n_blocks, k_blocks)
-        return LaunchConfig((-(-inner // _WARPS) * outer, 1, 1), (32 * _WARPS, 1, 1), programmatic=True)
+        """The launch for ``k`` packed rows and ``n`` columns."""
+        n_blocks = -(-n // BLOCK)
+        ctas = n_blocks * -(-k // BLOCK) if self.transposed else -(-n_blocks // _WARPS) * -(-k // _STEP)
+        return LaunchConfig((ctas, 1, 1), (32 * _WARPS, 1, 1), programmatic=True)
 
 
 @functools.cache
@@ -94,7 +100,7 @@ def dequantize_into(
         w: the weight, on a GPU, or on the CPU while one is emulated.
         out: ``[K, N]`` (``transposed``: ``[N, K]``) in ``w.dtype`` on the device of ``w``, unit inner stride.
             Rows that are not aligned to 16 bytes take narrower stores. ``transposed`` with act-order
-            scatters single elements: several times slower.
+            scatters single elements: many times slower.
         transposed: write the transposed weight.
         columns: ``(start, stop)``: only these columns of the weight; ``start`` is a multiple of 64.
 
@@ -104,14 +110,20 @@ def dequantize_into(
         ArgumentTypeError: a dtype other than the weight's.
         UnsupportedDeviceError: a GPU without kernels.
     """
-    (k, n), rows = w.shape, w.packed_k
+    k, n = w.shape
     start, stop = (0, n) if columns is None else columns
     if not 0 <= start < stop <= n or start % BLOCK:
         raise ArgumentError("columns", columns, f"(start, stop) within N={n}, start a multiple of {BLOCK}")
     _check_out(out, (stop - start, k) if transposed else (k, stop - start), w)
-    config = DequantConfig.for_output(out, transposed=transposed)
+    fill(w, out, DequantConfig.for_output(out, transposed=transposed), start, stop, w.packed_k)
+    return out
+
+
+def fill(w: PackedWeight, out: torch.Tensor, config: DequantConfig, start: int, stop: int, rows: int) -> None:
+    """The launch of :func:`dequantize_into`: packed ``rows`` of columns ``start`` to ``stop``, both up to the
+    end of the last block, into memory that has room for them."""
+    size = w.scheme.group_size
     launch = _prepared(config, w.scheme, rows, stop - start, device_props(w.device).arch)
-    scheme = w.scheme
     launch(
         (
             w.words[start // BLOCK :],
@@ -119,15 +131,14 @@ def dequantize_into(
             None if w.zero_rows is None else w.zero_rows[:, start:],
             w.perm,
             out,
-            np.int32(rows),
-            np.int32(stop - start),
-            np.int32(w.scale_rows.shape[0]),
-            np.int32(_ONE_GROUP if scheme.group_size == CHANNELWISE else scheme.group_size),
-            np.int64(w.scale_rows.stride(0)),
-            np.int64(out.stride(0)),
+            rows,
+            stop - start,
+            w.scale_rows.shape[0],
+            _ONE_GROUP if size == CHANNELWISE else size,
+            w.scale_rows.stride(0),
+            out.stride(0),
         )
     )
-    return out
 
 
 def _check_out(out: torch.Tensor, shape: tuple[int, int], w: PackedWeight) -> None:

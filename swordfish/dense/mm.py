@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from swordfish.dense.dequant import dequantize_into
+from swordfish.dense.dequant import DequantConfig, fill
 from swordfish.layouts.packing import BLOCK
 from swordfish.packed import PackedWeight
 
@@ -39,17 +39,23 @@ def dense_mm(
         limit: bytes of workspace, which comes from PyTorch's caching allocator and returns to it.
     """
     k, n = w.shape
+    config = DequantConfig.for_product(w.scheme)
     step = n if 2 * k * n <= limit else max(1, limit // (2 * k * BLOCK)) * BLOCK
+    # Whole blocks whatever N and K are: aligned rows, for the kernel and for cuBLAS.
+    shape = (_whole(step), _whole(k)) if config.transposed else (k, _whole(step))
+    workspace = torch.empty(shape, dtype=w.dtype, device=w.device)
     for start in range(0, n, step):
         stop = min(n, start + step)
-        # Rows of whole 16 bytes whatever N is, for the kernel and for cuBLAS.
-        dense = torch.empty((k, -(-(stop - start) // BLOCK) * BLOCK), dtype=w.dtype, device=w.device)[
-            :, : stop - start
-        ]
-        dequantize_into(w, dense, columns=(start, stop))
+        fill(w, workspace, config, start, _whole(stop), _whole(k) if config.transposed else w.packed_k)
+        weight = (workspace[:, :k].T if config.transposed else workspace)[:, : stop - start]
         part = out[:, start:stop]
         if bias is None:
-            torch.mm(x, dense, out=part)
+            torch.mm(x, weight, out=part)
         else:
-            torch.addmm(bias[start:stop], x, dense, out=part)
+            torch.addmm(bias[start:stop], x, weight, out=part)
     return out
+
+
+def _whole(extent: int) -> int:
+    """``extent`` filled up to whole blocks."""
+    return -(-extent // BLOCK) * BLOCK

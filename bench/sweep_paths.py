@@ -1,0 +1,193 @@
+"""Is the path that dispatch chooses the fastest one? A sweep over M, with more points where the plan changes.
+
+    python -m bench.sweep_paths --shapes all --out sweep.json --plot sweep.svg
+
+Times ``swordfish`` (what ``sf.mm`` runs), each path by itself, and the peers in one run, point by point in
+turns: four points an octave, and the last M before and the first after each change of the plan. Peers other
+than cuBLAS are timed at two points an octave. Ends with how often the chosen path was within 5 % of the
+fastest, and the worst point.
+
+Graphs and rounds are shorter than those of :mod:`bench.run`, and where a launch is long compared with reading
+the weight fewer copies of it are walked over, still more than twice the L2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench import report
+from bench.adapters import Adapter, make
+from bench.adapters.paths import PATHS
+from bench.data import random_weight
+from bench.device import describe_device
+from bench.harness import estimate_us
+from bench.run import open_session, precompile, write
+from bench.session import Loaded, Session
+from bench.shapes import DTYPES, Problem, parse_shapes
+
+__all__ = ["boundaries", "grid", "main", "points", "regret", "some_copies", "sweep", "verdict"]
+
+SUBJECT = "swordfish"
+MAX_M = 8192
+GRAPH_US = 1000.0
+ROUNDS = 5
+WARM_UP_US = 3000.0
+NEAR = 1.05
+"""A choice within this ratio of the fastest path is as good as it: times are good to 1 or 2 %."""
+
+
+def grid(most: int = MAX_M, per_octave: int = 2) -> list[int]:
+    """1, 2, 3, 4, 6, 8, 12, ... up to ``most``; with four an octave 1, 2, 3, 4, 5, 6, 7, 8, 10, ..."""
+    octaves = (range(1 << i, 2 << i, max(1, (1 << i) // per_octave)) for i in range(most.bit_length()))
+    return [m for octave in octaves for m in octave if m <= most]
+
+
+def boundaries(plans: Sequence[Any]) -> list[int]:
+    """Every M whose plan differs from that of M - 1; ``plans[i]`` is the plan of M = i + 1."""
+    return [m for m in range(2, len(plans) + 1) if plans[m - 1] != plans[m - 2]]
+
+
+def points(plans: Sequence[Any]) -> list[int]:
+    """Four points an octave, the last M before and the first after each change, and where a tile of 128 rows
+    begins."""
+    most, edges = len(plans), boundaries(plans)
+    tiles = (m for m in range(129, 1026, 128) if m <= most)
+    return sorted({*grid(most, 4), *edges, *(m - 1 for m in edges), *tiles})
+
+
+def plans_of(problem: Problem, most: int = MAX_M) -> list[Any]:
+    """Path and configuration of every M from 1 to ``most`` on the current device."""
+    from bench.adapters.swordfish import scheme_of
+    from swordfish.dispatch import plan, props_of
+
+    props, scheme = props_of(torch.device("cuda", torch.cuda.current_device())), scheme_of(problem)
+    found = (plan(m, problem.shape.n, problem.shape.k, scheme, props) for m in range(1, most + 1))
+    return [(p.path, p.config) for p in found]
+
+
+def some_copies(loaded: Loaded, flops: float, graph_us: float, l2_bytes: int) -> Loaded:
+    """As many of the copies as fill a graph of ``graph_us``, but more than twice the L2, and two at least."""
+    if not loaded.size:
+        return loaded
+    cold = 2 * l2_bytes // loaded.size + 1
+    wanted = max(2, cold, int(graph_us / estimate_us(loaded.size, flops)))
+    return Loaded(loaded.adapter, loaded.states[:wanted], loaded.size, loaded.error)
+
+
+def split_peers(adapters: Sequence[Adapter]) -> tuple[list[Adapter], list[Adapter]]:
+    """Those to time at every point, and those to time on the grid only."""
+    always = [a for a in adapters if a.name.startswith((SUBJECT, "torch"))]
+    return always, [a for a in adapters if a not in always]
+
+
+def sweep(session: Session, problem: Problem, ms: Sequence[int]) -> None:
+    """Time one shape at each of ``ms``. All paths share the copies of one packed weight."""
+    weight = random_weight(problem, session.device)
+    loaded: list[Loaded] = []
+    for adapter in session.adapters:
+        ours = next((entry for entry in loaded if entry.adapter.name == SUBJECT), None)
+        if ours is not None and adapter.name.startswith(SUBJECT):
+            loaded.append(Loaded(adapter, ours.states, ours.size, ours.error))
+        else:
+            loaded.append(session.load(adapter, functools.partial(adapter.prepare, weight)))
+    always, _ = split_peers(session.adapters)
+    on_grid = set(grid(max(ms)))
+    for i, m in enumerate(ms):
+        flops = 2.0 * m * problem.shape.k * problem.shape.n
+        some = [
+            some_copies(entry, flops, session.graph_us, session.l2_bytes)
+            for entry in loaded
+            if (m in on_grid or entry.adapter in always) and entry.adapter.supports(problem, m) is None
+        ]
+        session.point(weight, m, some, warm_up_us=None if i == 0 else WARM_UP_US)
+
+
+def regret(case: report.Case) -> float | None:
+    """Time of the chosen path over that of the fastest path."""
+    paths = [case.times[name] for name in (f"{SUBJECT}-{path}" for path in PATHS) if name in case.times]
+    chosen = case.times.get(SUBJECT)
+    return chosen / min(paths) if paths and chosen else None
+
+
+def verdict(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Lines of text: how good the choices were, by scheme."""
+    cases = report.cases([{"rows": list(rows)}])
+    lines = []
+    for scheme in dict.fromkeys(case.scheme for case in cases):
+        known = [(r, case) for case in cases if case.scheme == scheme and (r := regret(case)) is not None]
+        if not known:
+            continue
+        near = sum(r <= NEAR for r, _ in known)
+        worst, where = max(known, key=lambda pair: pair[0])
+        lines.append(
+            f"{scheme}: {near} of {len(known)} points ({near / len(known):.1%}) within {NEAR - 1:.0%} of the "
+            f"fastest path; worst {worst:.2f}, {where.shape} at M={where.m}"
+        )
+        dense = [(case.times["torch"] / case.times[SUBJECT], case) for _, case in known if _is_dense(case)]
+        if dense:
+            least, where = min(dense, key=lambda pair: pair[0])
+            place = f"{where.shape} at M={where.m}"
+            lines.append(f"  dense chosen {len(dense)} times, {least:.2f} of cuBLAS or more ({place})")
+    return lines
+
+
+def _is_dense(case: report.Case) -> bool:
+    return case.configs.get(SUBJECT, "").startswith("dense") and {"torch", SUBJECT} <= case.times.keys()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns 1 if anything that was to be timed failed or was wrong."""
+    parser = argparse.ArgumentParser(prog="python -m bench.sweep_paths", description=__doc__.split("\n")[0])
+    parser.add_argument("--shapes", default="all", help="names, KxN or 'all' (default)")
+    parser.add_argument("--impl", default="humming,torch", help="peers")
+    parser.add_argument("--bits", default="4", help="4, 8 or 4,8")
+    parser.add_argument("--group-size", type=int, default=128, help="-1 for channelwise")
+    parser.add_argument("--dtype", default="bfloat16", choices=tuple(DTYPES))
+    parser.add_argument("--most", type=int, default=MAX_M, help="largest M")
+    parser.add_argument("--out", type=Path, help="JSON file")
+    parser.add_argument("--plot", type=Path, help="figure of the first scheme: .svg, .png or .pdf")
+    options = parser.parse_args(argv)
+    try:
+        adapters = make([SUBJECT, *(f"{SUBJECT}-{path}" for path in PATHS), *options.impl.split(",")])
+        problems = [
+            Problem(shape, int(bits), options.group_size, options.dtype)
+            for bits in options.bits.split(",")
+            for shape in parse_shapes(options.shapes)
+        ]
+    except ValueError as error:
+        parser.error(str(error))
+    if not torch.cuda.is_available():
+        print("no CUDA device: nothing to time", file=sys.stderr)
+        return 2
+    start = time.perf_counter()
+    session = open_session(adapters, [], rounds=ROUNDS, graph_us=GRAPH_US)
+    device = describe_device(torch.cuda.current_device())
+    wanted = {problem: points(plans_of(problem, options.most)) for problem in problems}
+    print(f"{sum(map(len, wanted.values()))} points", flush=True)
+    always, others = split_peers(session.adapters)
+    precompile(always, [(p, m) for p, ms in wanted.items() for m in ms])
+    precompile(others, [(p, m) for p in problems for m in grid(options.most)])
+    arguments = {key: str(value) for key, value in vars(options).items()}
+    for problem, ms in wanted.items():
+        sweep(session, problem, ms)
+        write(options.out, session, device, arguments)
+        print(f"{problem.shape.name}: {time.perf_counter() - start:.0f} s", flush=True)
+    print("\n".join(verdict(session.rows)))
+    if options.plot and options.out:
+        report.plot(report.load([options.out]), options.plot, metric="torch")
+    failed = [row for row in session.rows if row["error"]]
+    for row in failed:
+        print(f"{row['impl']} {row['shape']} M={row['m']}: {row['error']}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
