@@ -85,18 +85,18 @@ class RingConfig:
         return f"ring({', '.join(changed)})"
 
     def shared_bytes(self, scheme: Scheme, k: int, exchanges: int = 1) -> int:
-        """Shared memory in bytes up to ``RING_END`` of ``device/ring_shape.cuh``, which asserts that it
-        computes the same; ``exchanges`` buffers for the sums of a cluster."""
+        """Shared memory in bytes up to ``RING_END`` of ``device/ring_shape.cuh`` and, with ``gather``, of x;
+        kernels assert that they compute the same. ``exchanges`` buffers for the sums of a cluster."""
         unit_k = self.unit * 64
         scale_rows = unit_k // self._fold_k(_group(scheme, k), k)
         row_kinds = 1 if scheme.zeros == "none" else 2
         weights = self.cols * self.unit * scheme.bits * 512 + row_kinds * scale_rows * self.cols * 128
         barriers = self.warps * _round_up(self.slots * (weights + self.rows * (unit_k * 2 + 16)), 128)
         partials = _round_up(barriers + (self.warps * self.slots + exchanges) * 8, 16)
-        exchange = partials + self.warps * self.rows * (self.cols * 64 + 4) * 4
-        if self.split == 1:
-            return exchange
-        return exchange + exchanges * self.split * self.rows * _ceil_div(self.cols * 16, self.split) * 16
+        end = partials + self.warps * self.rows * (self.cols * 64 + 4) * 4
+        if self.split > 1:
+            end += exchanges * self.split * self.rows * _ceil_div(self.cols * 16, self.split) * 16
+        return end + (self.rows * k * 2 if self.gather else 0)
 
     def _fold_k(self, group: int, k: int) -> int:
         unit_k = self.unit * 64

@@ -13,10 +13,11 @@ from swordfish.scheme import CHANNELWISE, Scheme
 
 __all__ = ["candidates", "check"]
 
-FEWEST_ROWS = 9
-"""Up to 8 rows the tile of at least 16 tokens would mostly be padding."""
+FEWEST_ROWS = 5
+"""Up to 4 rows most of the smallest tile, 8 tokens, would be padding."""
 
-ROWS_OF_ONE_LAUNCH = 128
+ROWS_OF_A_TILE = 128
+"""Beyond it the sums of a tile may not fit the registers."""
 
 WARPGROUPS = (2, 6)
 """Warpgroups of an SM: fewer do not hide latency, more have no registers for their sums."""
@@ -31,19 +32,19 @@ def candidates(scheme: Scheme, m: int, k: int, n: int, props: DeviceProps) -> li
     """Configurations that fit shared memory and registers and leave few SMs without work."""
     if m < FEWEST_ROWS:
         return []
-    # All rows in one launch or, where their sums may not fit the registers, in two.
-    parts = (m, _ceil_div(m, 2)) if m > ROWS_OF_ONE_LAUNCH else (m,)
-    tokens_of = [_ceil_div(max(part, 16), 8) * 8 for part in parts]
+    parts = (m, _ceil_div(m, 2)) if m > ROWS_OF_A_TILE else (m,)
+    tokens_of = [_ceil_div(part, 8) * 8 for part in parts]
     found: dict[WideConfig, None] = {}
     cuts = itertools.product(tokens_of, (1, 2, 4), (1, 2, 3, 4, 5), (1, 2, 3, 4), (False, True), (128, 256))
-    for tokens, tiles, warpgroups, ctas, in_place, stage_k in cuts:
-        if not WARPGROUPS[0] <= warpgroups * ctas <= WARPGROUPS[1] or 64 * tiles * warpgroups > 320:
+    for tokens, tiles, warpgroups, resident, in_place, stage_k in cuts:
+        if not WARPGROUPS[0] <= warpgroups * resident <= WARPGROUPS[1] or 64 * tiles * warpgroups > 320:
             continue
         columns, stages = _ceil_div(n, 64 * tiles * warpgroups), _ceil_div(k, stage_k)
-        places = props.sm_count * ctas
-        for split in range(1, min(8, stages) + 1):
-            if split > 1 and not FULL_WAVE * places <= columns * split <= places:
-                continue
+        output_tiles, places = columns * _ceil_div(m, tokens), props.sm_count * resident
+        # Every tile for itself, split over clusters that fill most of one wave, or over all SMs evenly.
+        splits = [s for s in range(2, min(8, stages) + 1) if FULL_WAVE * places <= output_tiles * s <= places]
+        even = [(1, places)] if places <= columns * stages else []
+        for split, stream in [(1, 0), *((s, 0) for s in splits), *even]:
             base = WideConfig(
                 tokens,
                 tiles,
@@ -51,10 +52,11 @@ def candidates(scheme: Scheme, m: int, k: int, n: int, props: DeviceProps) -> li
                 stage_k,
                 MOST_SLOTS,
                 split,
-                ctas,
+                resident,
                 wgmma=props.arch == "sm_90a",
                 in_place=in_place,
                 scale_rows=_scale_rows(scheme, stage_k),
+                ctas=stream,
             )
             for config, (refill_batch, lag) in itertools.product(
                 _depths(base, scheme, props), ((0, 1), (1, 1), (1, 2))
@@ -73,7 +75,7 @@ def check(
 ) -> None:
     """Raises ``ArgumentError`` for a configuration that does not fit the problem or the device."""
     config.check(scheme, k, props)
-    config.launch_config(scheme, min(m, config.tokens), k, n)
+    config.launch_config(scheme, m, k, n)
     if config.wgmma and props.arch != "sm_90a":
         raise ArgumentError("WideConfig.wgmma", True, f"False on {props.arch}, which has no wgmma")
 

@@ -163,20 +163,6 @@ SF_DEVICE u32 load_global_u16(const u16* p) {
   return v;
 }
 
-// Of what the previous kernel has written: not by the read-only path.
-SF_DEVICE u32 load_global_u16_coherent(const u16* p) {
-  u16 v;
-  asm volatile("ld.global.u16 %0, [%1];" : "=h"(v) : "l"(p));
-  return v;
-}
-
-// Two words that are read once: they should not push anything out of L1.
-SF_DEVICE u64 load_global_once(const int* p) {
-  u64 v;
-  asm volatile("ld.global.nc.L1::no_allocate.u64 %0, [%1];" : "=l"(v) : "l"(p));
-  return v;
-}
-
 // ---- arithmetic ----------------------------------------------------------------------------------------------------------------
 
 // Two 16-bit fused multiply-adds. Subnormal inputs keep their value: that is what dequantisation relies on.

@@ -8,8 +8,8 @@
 //     scales (zeros)   SCALE_ROWS rows of SF_COLS x 64 values             }
 //     tokens           SF_ROWS rows of SF_UNIT x 64 values                  cp.async groups, requested after it
 //
-// With SF_GATHER (act-order) the lanes load the tokens of a unit one by one through the permutation, its indices two units ahead and the
-// values one.
+// With SF_GATHER (act-order) the CTA copies whole rows of x to shared memory once, and the warps put the tokens of a unit together
+// from there through the permutation, whose indices they load a unit ahead.
 //
 // The warps of a CTA split K (unit u belongs to warp u % SF_WARPS) and the SF_SPLIT CTAs of a cluster split it further. Partial sums meet
 // in shared memory and then, by st.async, on the CTA of the cluster that owns the columns. Every sum has a fixed order and every
@@ -22,7 +22,9 @@
 // SF_MIN_CTAS SF_GATHER SF_SHARED_BYTES
 #include "ring_unit.cuh"
 
-static_assert(RING_END == SF_SHARED_BYTES, "decode/ring.py and this file disagree on the shared memory layout");
+constexpr int ROWS_OFFSET = RING_END;
+constexpr int ROW_BYTES = SF_K * 2;  // of x; with SF_GATHER, K is a multiple of 64 and the permutation has no padding
+static_assert(ROWS_OFFSET + SF_GATHER * SF_ROWS * ROW_BYTES == SF_SHARED_BYTES, "decode/ring.py and this file disagree on the shared memory layout");
 
 // One row tile of the operands.
 struct Problem {
@@ -42,42 +44,32 @@ struct Problem {
 };
 
 #if SF_GATHER
-// The tokens of one unit in packed order; every lane has GATHERED adjacent ones. Rows of x stay in L1, where reading them costs a line a
-// lane but no wait for all of x and no room in shared memory.
+// Where the tokens of one unit lie in a row of x; every lane knows GATHERED adjacent ones.
 constexpr int GATHERED = UNIT_K / 32;
 
-struct Indices {
-  int from[GATHERED];  // columns of x
+struct Gather {
+  int from[GATHERED];
 
-  SF_DEVICE void load(const Problem& p, int unit, int lane) {
+  SF_DEVICE void load_indices(const Problem& p, int unit, int lane) {
     const int at = unit * UNIT_K + lane * GATHERED;
 #pragma unroll
     for (int i = 0; i < GATHERED; i += 2) {
-      const u64 pair = SHORT_UNIT && at + i >= SF_K ? 0 : load_global_once(p.perm + at + i);
+      const u64 pair = SHORT_UNIT && at + i >= SF_K ? 0 : *(const u64*)(p.perm + at + i);
       from[i] = (int)pair;
       from[i + 1] = (int)(pair >> 32);
     }
   }
-};
 
-struct Gathered {
-  u32 value[SF_ROWS][GATHERED];
-
-  SF_DEVICE void load(const Problem& p, const Indices& indices) {
+  // From the rows of x in shared memory to the token area of a slot.
+  SF_DEVICE void copy_tokens(u32 rows, u32 tokens, int lane) const {
 #pragma unroll
     for (int row = 0; row < SF_ROWS; row++) {
-      if (row >= p.rows) break;
+      u32 value[GATHERED];
 #pragma unroll
-      for (int i = 0; i < GATHERED; i++) value[row][i] = load_global_u16_coherent(p.x + row * p.x_stride + indices.from[i]);
+      for (int i = 0; i < GATHERED; i++) value[i] = load_half(rows + row * ROW_BYTES + from[i] * 2);
+#pragma unroll
+      for (int i = 0; i < GATHERED; i += 2) store_word(tokens + row * TOKEN_PITCH + (lane * GATHERED + i) * 2, value[i] | value[i + 1] << 16);
     }
-  }
-
-  // To the token area of a slot.
-  SF_DEVICE void store(u32 tokens, int lane) const {
-#pragma unroll
-    for (int row = 0; row < SF_ROWS; row++)
-#pragma unroll
-      for (int i = 0; i < GATHERED; i += 2) store_word(tokens + row * TOKEN_PITCH + (lane * GATHERED + i) * 2, value[row][i] | value[row][i + 1] << 16);
   }
 };
 #endif
@@ -183,39 +175,26 @@ extern "C" __global__ void __launch_bounds__(SF_WARPS * 32, SF_MIN_CTAS)
     next.advance(first_unit, end_unit, tile_step);
   }
 #if SF_GATHER
-  Indices indices[SF_SLOTS + 1];
-  Gathered gathered;
-  {
-    Cursor at = start;
+  Gather first[SF_SLOTS], gather;
+  Cursor late = start;
 #pragma unroll
-    for (int s = 0; s <= SF_SLOTS; s++) {
-      if (at.tile < TILES) indices[s].load(p, at.unit, lane);
-      at.advance(first_unit, end_unit, tile_step);
-    }
+  for (int s = 0; s < SF_SLOTS; s++) {
+    if (late.tile < TILES) first[s].load_indices(p, late.unit, lane);
+    late.advance(first_unit, end_unit, tile_step);
   }
+  // From here on `late` is `next`, and `gather` holds the indices of its unit.
+  if (late.tile < TILES) gather.load_indices(p, late.unit, lane);
   wait_for_previous_kernel();
-  {
-    Cursor at = start;
-    Gathered first[SF_SLOTS];
+  for (int row = 0; row < p.rows; row++)
+    for (int at = threadIdx.x * 16; at < ROW_BYTES; at += SF_WARPS * 32 * 16) copy_async16(shared + ROWS_OFFSET + row * ROW_BYTES + at, (const u8*)(p.x + row * p.x_stride) + at);
+  copy_async_commit();
+  copy_async_wait<0>();
+  __syncthreads();
+  late = start;
 #pragma unroll
-    for (int s = 0; s < SF_SLOTS; s++) {
-      if (at.tile < TILES) first[s].load(p, indices[s]);
-      at.advance(first_unit, end_unit, tile_step);
-    }
-    at = start;
-#pragma unroll
-    for (int s = 0; s < SF_SLOTS; s++) {
-      if (at.tile < TILES) first[s].store(ring.tokens(s), lane);
-      at.advance(first_unit, end_unit, tile_step);
-    }
-  }
-  // From here on `gathered` holds the tokens of `next` and `ahead` the indices of the unit after it.
-  Cursor after = next;
-  Indices ahead;
-  if (next.tile < TILES) {
-    gathered.load(p, indices[SF_SLOTS]);
-    after.advance(first_unit, end_unit, tile_step);
-    if (after.tile < TILES) ahead.load(p, after.unit, lane);
+  for (int s = 0; s < SF_SLOTS; s++) {
+    if (late.tile < TILES) first[s].copy_tokens(shared + ROWS_OFFSET, ring.tokens(s), lane);
+    late.advance(first_unit, end_unit, tile_step);
   }
 #else
   wait_for_previous_kernel();
@@ -250,18 +229,14 @@ extern "C" __global__ void __launch_bounds__(SF_WARPS * 32, SF_MIN_CTAS)
       if (next.tile < TILES) {
         if (lane == 0) ring.request_weights(p.weights, next.tile, next.unit, slot);
 #if SF_GATHER
-        gathered.store(ring.tokens(slot), lane);
+        gather.copy_tokens(shared + ROWS_OFFSET, ring.tokens(slot), lane);
 #else
         ring.request_tokens(p, p.rows, next.unit, slot, lane);
 #endif
         next.advance(first_unit, end_unit, tile_step);
       }
 #if SF_GATHER
-      if (next.tile < TILES) {
-        gathered.load(p, ahead);
-        after.advance(first_unit, end_unit, tile_step);
-        if (after.tile < TILES) ahead.load(p, after.unit, lane);
-      }
+      if (next.tile < TILES) gather.load_indices(p, next.unit, lane);
 #else
       copy_async_commit();
 #endif

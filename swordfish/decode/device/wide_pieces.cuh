@@ -23,12 +23,12 @@ struct Pieces {
     flag = flags + p.warp;
   }
 
-  SF_DEVICE float* slice_at(int range, int slice) const { return lane_at + (i64)range * (COLUMNS * TOKENS) + slice * 128; }
+  SF_DEVICE float* piece(int range) const { return lane_at + (i64)range * SIZE; }
 
   SF_DEVICE void leave(const float (&total)[TILES][TOKENS / 2], int range, int m, int lane) const {
 #pragma unroll
     for (int slice = 0; slice < SLICES; slice++) {
-      if (slice / TILES * 8 < m) store_global(slice_at(range, slice), slice_of(total, slice));
+      if (slice / TILES * 8 < m) store_global(piece(range) + slice * 128, slice_of(total, slice));
     }
     warp_sync();
     if (lane == 0) store_release(flag + range * WARPS, 1);
@@ -36,28 +36,45 @@ struct Pieces {
 
   // Adds the pieces of ranges `first` to `last`, in order.
   SF_DEVICE void collect(float (&total)[TILES][TOKENS / 2], int first, int last, int m, int lane) const {
-    // Loads in flight, as many as registers allow.
-    constexpr int ROOM = (65536 / (THREADS * SF_MIN_CTAS) - TILES * TOKENS / 2 - 80) / 4, BATCH = ROOM < 2 ? 2 : ROOM > 8 ? 8 : ROOM;
-    for (int range = first; range <= last; range++) {
+    // Lane i waits for piece i, 32 at a time: one trip to L2 for all.
+#pragma unroll 1
+    for (int range = first + lane; range <= last; range += 32)
       while (load_acquire(flag + range * WARPS) == 0) {}
+    warp_sync();
+#pragma unroll 1
+    for (int range = first; range <= last; range += PIECES) {
+      const float* const from = piece(range);
 #pragma unroll
       for (int begin = 0; begin < SLICES; begin += BATCH) {
-        if (begin / TILES * 8 >= m) break;
-        Floats4 v[BATCH];
+        if (begin / TILES * 8 >= m) break;  // of a batch only: sums of rows that do not exist are never stored
+        Floats4 v[PIECES][BATCH];
 #pragma unroll
-        for (int i = 0; i < BATCH; i++)
-          if (begin + i < SLICES && (begin + i) / TILES * 8 < m) v[i] = load_global(slice_at(range, begin + i));
+        for (int i = 0; i < PIECES; i++)
 #pragma unroll
-        for (int i = 0; i < BATCH; i++) {
-          const int slice = begin + i;
+          for (int s = 0; s < BATCH; s++)
+            if (begin + s < SLICES && (PIECES == 1 || range + i <= last)) v[i][s] = load_global(from + i * SIZE + (begin + s) * 128);
 #pragma unroll
-          for (int e = 0; e < 4; e++)
-            if (slice < SLICES && slice / TILES * 8 < m) total[slice % TILES][slice / TILES * 4 + e] += v[i].v[e];
-        }
+        for (int i = 0; i < PIECES; i++)
+#pragma unroll
+          for (int s = 0; s < BATCH; s++)
+            if (begin + s < SLICES && (PIECES == 1 || range + i <= last)) {
+              const int slice = begin + s;
+#pragma unroll
+              for (int e = 0; e < 4; e++) total[slice % TILES][slice / TILES * 4 + e] += v[i][s].v[e];
+            }
       }
       warp_sync();
-      if (lane == 0) store_global_word(flag + range * WARPS, 0);
     }
+#pragma unroll 1
+    for (int range = first + lane; range <= last; range += 32) store_global_word(flag + range * WARPS, 0);
   }
+
+ private:
+  static constexpr int SIZE = COLUMNS * TOKENS;
+  // Loads in flight, as many as registers allow: slices of a piece, or several pieces.
+  static constexpr int ROOM = (65536 / (THREADS * SF_MIN_CTAS) - TILES * TOKENS / 2 - 80) / 4;
+  static constexpr int IN_FLIGHT = ROOM < 2 ? 2 : ROOM > 8 ? 8 : ROOM;
+  static constexpr int BATCH = SLICES < IN_FLIGHT ? SLICES : IN_FLIGHT;
+  static constexpr int PIECES = IN_FLIGHT / BATCH;
 };
 #endif
