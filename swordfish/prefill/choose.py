@@ -16,15 +16,15 @@ from swordfish.prefill.model import MEMORY_BYTES_PER_CLOCK, step_cycles
 from swordfish.runtime.device import DeviceProps
 from swordfish.scheme import Scheme
 
-__all__ = ["PrefillChoice", "choose_prefill", "unsupported"]
+__all__ = ["PrefillChoice", "choose_prefill", "even_cycles", "unsupported"]
 
 _TOKENS = (32, 64, 96, 128, 192, 224, 256)
 _SLICES = (2, 3, 4, 6, 8)
 _ALIKE = 1.04
 _TILE_CYCLES = 1200
 """Filling and draining the pipelines of a tile whose epilogue does not overlap, or of the last one."""
-_REDUCTION_CYCLES = 6000
-"""A second launch, on top of its traffic."""
+_REDUCTION_CYCLES = 2500
+"""A second launch that waits on the first one's SMs, on top of its traffic."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,13 @@ def unsupported(n: int, k: int, scheme: Scheme, props: DeviceProps) -> str | Non
 
 
 @functools.lru_cache(maxsize=1024)
-def choose_prefill(m: int, n: int, k: int, scheme: Scheme, props: DeviceProps) -> PrefillChoice:
+def choose_prefill(
+    m: int, n: int, k: int, scheme: Scheme, props: DeviceProps, *, split: bool = True
+) -> PrefillChoice:
     """The configuration for ``m`` rows of a ``[k, n]`` weight (``k`` packed rows).
 
     Of those within 4 % of the fewest modelled cycles, which is less than the model is worth, the one that
-    fetches least from L2: large tiles where they fill the machine.
+    fetches least from L2: large tiles where they fill the machine. ``split=False`` leaves K whole.
 
     Raises:
         ArgumentError: ``m`` below 1, or a weight that :func:`unsupported` refuses.
@@ -67,7 +69,7 @@ def choose_prefill(m: int, n: int, k: int, scheme: Scheme, props: DeviceProps) -
     if reason is not None:
         raise ArgumentError("shape", (k, n), "a shape that the prefill kernel serves", reason)
     plain = replace(scheme, act_order=False)
-    candidates = list(_candidates(m, n, k, plain, props))
+    candidates = [c for c in _candidates(m, n, k, plain, props) if split or not c.config.partial]
     limit = _ALIKE * min(choice.cycles for choice in candidates)
     return min((c for c in candidates if c.cycles <= limit), key=lambda choice: choice.fetched_bytes)
 
@@ -82,34 +84,49 @@ def _candidates(m: int, n: int, k: int, scheme: Scheme, props: DeviceProps) -> I
             except ArgumentError:  # a tile too large for shared memory
                 continue
             yield _evaluate(config, m, n, k, props)
-            most = props.sm_count // ctas
-            tiles = Grid.of(config, m, n, k, props)
+            grid = Grid.of(config, m, n, k, props)
+            underfills = grid.row_tiles * grid.token_tiles * ctas < props.sm_count
             for slices in _SLICES:
-                if 2 * tiles.row_tiles * tiles.token_tiles <= most and 2 * slices <= tiles.k_stages:
+                if underfills and 2 * slices <= grid.k_stages:
                     yield _evaluate(replace(config, slices=slices), m, n, k, props)
+
+
+def even_cycles(m: int, n: int, k: int, scheme: Scheme, props: DeviceProps) -> float:
+    """What the model gives if the stages of all tiles were divided evenly over all SMs at no cost, for the
+    best tile of CTA pairs: no Stream-K schedule is faster."""
+    cycles = []
+    for tokens in _TOKENS:
+        config = PrefillConfig(scheme, tokens)
+        grid, pairs = Grid.of(config, m, n, k, props), props.sm_count // config.ctas
+        stages = -(-grid.row_tiles * grid.token_tiles * grid.k_stages // pairs)
+        busy = 2 * stages * step_cycles(config).bound()[1] + _TILE_CYCLES
+        cycles.append(max(busy, _memory_cycles(grid, m, n, k, config, props)))
+    return min(cycles)
+
+
+def _memory_cycles(grid: Grid, m: int, n: int, k: int, config: PrefillConfig, props: DeviceProps) -> float:
+    """Cycles to move weights, once per band, x and y at the device's bandwidth."""
+    bands = -(-grid.token_tiles // grid.band)
+    total = bands * n * k * config.scheme.bits / 8 + 2 * m * k + 2 * m * n
+    return total / (MEMORY_BYTES_PER_CLOCK[props.arch] * props.sm_count)
 
 
 def _evaluate(config: PrefillConfig, m: int, n: int, k: int, props: DeviceProps) -> PrefillChoice:
     """Waves of tiles at the pace of the busiest resource, but no faster than memory."""
     grid = Grid.of(config, m, n, k, props)
     items = grid.row_tiles * grid.token_tiles * grid.slices
-    rate = MEMORY_BYTES_PER_CLOCK[props.arch]
     step = step_cycles(config)
     bound, pace = step.bound()
-    # Weights of a tile come from memory at most once per band; an SM cannot draw more than a few shares of
-    # bandwidth.
     waves = -(-items // grid.pairs)
     drain = 0 if config.accumulators == 2 else 2 * config.tokens
     busy = waves * (2 * grid.slice_stages * pace + drain) + _TILE_CYCLES
-    bands = -(-grid.token_tiles // grid.band)
-    total = bands * n * k * config.scheme.bits / 8 + 2 * m * k + 2 * m * n
-    memory = total / (rate * props.sm_count)
-    share = grid.pairs * config.ctas / props.sm_count
-    memory /= min(1.0, 2 * share)
+    # An SM cannot draw more than twice its share of the bandwidth.
+    share = min(1.0, 2 * grid.pairs * config.ctas / props.sm_count)
+    memory = _memory_cycles(grid, m, n, k, config, props) / share
     cycles = max(busy, memory)
     if config.partial:
         traffic = 8.0 * grid.slices * m * n
-        cycles += _REDUCTION_CYCLES + traffic / (rate * props.sm_count)
+        cycles += _REDUCTION_CYCLES + traffic / (MEMORY_BYTES_PER_CLOCK[props.arch] * props.sm_count)
     cut = f", K in {grid.slices} slices" if config.partial else ""
     limit = "memory" if memory > busy else bound
     tile = f"{128 * config.ctas} x {config.tokens}"

@@ -13,16 +13,17 @@ from dataclasses import dataclass
 
 from swordfish.prefill.config import STEP_K, TILE_ROWS, PrefillConfig
 
-__all__ = ["MEMORY_BYTES_PER_CLOCK", "StepCycles", "step_cycles", "transform_instructions"]
+__all__ = ["CLOCK_MHZ", "MEMORY_BYTES_PER_CLOCK", "StepCycles", "step_cycles", "transform_instructions"]
 
 TENSOR_OPERATIONS_PER_CLOCK = 8192
 SHARED_BYTES_PER_CLOCK = 128
 LANES_PER_CLOCK = 128
 
+CLOCK_MHZ = {"sm_100a": 1850.0, "sm_103a": 1850.0, "sm_110a": 1575.0}  # B200, B300, Thor
 MEMORY_BYTES_PER_CLOCK = {
-    "sm_100a": 8.0e12 / 148 / 1.85e9,  # B200
-    "sm_103a": 8.0e12 / 148 / 1.85e9,  # B300
-    "sm_110a": 0.273e12 / 20 / 1.575e9,  # Thor
+    "sm_100a": 8.0e6 / 148 / CLOCK_MHZ["sm_100a"],
+    "sm_103a": 8.0e6 / 148 / CLOCK_MHZ["sm_103a"],
+    "sm_110a": 0.273e6 / 20 / CLOCK_MHZ["sm_110a"],
 }
 """Bytes of device memory per SM and clock."""
 

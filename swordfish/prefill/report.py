@@ -14,11 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+from swordfish.prefill.choose import choose_prefill, even_cycles
 from swordfish.prefill.config import PrefillConfig
 from swordfish.prefill.count import count_transform, disassemble
 from swordfish.prefill.launch import source
-from swordfish.prefill.model import MEMORY_BYTES_PER_CLOCK, step_cycles
+from swordfish.prefill.model import CLOCK_MHZ, MEMORY_BYTES_PER_CLOCK, step_cycles
 from swordfish.runtime.cute import CuteSource
+from swordfish.runtime.device import DeviceProps
 from swordfish.runtime.registry import compile_many
 from swordfish.scheme import CHANNELWISE, Scheme, ZeroKind
 
@@ -26,6 +28,7 @@ __all__ = ["ARCHITECTURES", "VARIANTS", "model_table", "name", "variant_table", 
 
 ARCHITECTURES = tuple(MEMORY_BYTES_PER_CLOCK)
 _HOMES: tuple[Literal["tmem", "shared"], ...] = ("tmem", "shared")
+_GPUS = (("sm_100a", "B200"), ("sm_110a", "Thor"))
 _BASE = PrefillConfig(Scheme(4, 128, "bfloat16"))
 
 
@@ -105,6 +108,25 @@ def model_table() -> str:
     return "\n".join(rows)
 
 
+def split_table() -> str:
+    """The choice for few tokens, and how much of its time an even division of all work would take."""
+    rows = ["| GPU | K x N | M | tile | slices of K | us | unsplit | even |", "|---" * 8 + "|"]
+    for arch, label in _GPUS:
+        props = DeviceProps.for_target(arch)
+        for (k, n), m in itertools.product(
+            ((4096, 4096), (14336, 4096), (4096, 28672)), (64, 128, 256, 512, 1024)
+        ):
+            args = (m, n, k, _BASE.scheme, props)
+            choice, unsplit = choose_prefill(*args), choose_prefill(*args, split=False)
+            config, cycles = choice.config, choice.cycles
+            others = (unsplit.cycles / cycles, even_cycles(*args) / cycles)
+            rows.append(
+                f"| {label} | {k} x {n} | {m} | {128 * config.ctas} x {config.tokens} | {config.slices} | "
+                f"{cycles / CLOCK_MHZ[arch]:.1f} | {others[0]:.2f} | {others[1]:.2f} |"
+            )
+    return "\n".join(rows)
+
+
 def memory_table() -> str:
     """What memory adds: cycles to fetch the weights of a step once, and the tokens at which the MMA takes
     as long."""
@@ -113,17 +135,23 @@ def memory_table() -> str:
         "|---|---|---|---|",
     ]
     step = step_cycles(_BASE)
-    for arch, name in (("sm_100a", "B200"), ("sm_110a", "Thor")):
+    for arch, label in _GPUS:
         rate = MEMORY_BYTES_PER_CLOCK[arch]
         cycles = step.weight_bytes / rate
-        rows.append(f"| {name} | {rate:.1f} | {cycles:.0f} | {cycles / 2:.0f} |")
+        rows.append(f"| {label} | {rate:.1f} | {cycles:.0f} | {cycles / 2:.0f} |")
     return "\n".join(rows)
 
 
 def write(path: Path) -> None:
     """Rewrite the tables in a document."""
     text = path.read_text()
-    for name, table in (("variants", variant_table()), ("model", model_table()), ("memory", memory_table())):
+    tables = {
+        "variants": variant_table(),
+        "model": model_table(),
+        "memory": memory_table(),
+        "split": split_table(),
+    }
+    for name, table in tables.items():
         begin, end = f"<!-- {name} -->", f"<!-- end {name} -->"
         before, _, rest = text.partition(begin)
         _, _, after = rest.partition(end)

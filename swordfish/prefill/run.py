@@ -89,7 +89,8 @@ def _reduce(
     m, n = out.shape
     slices, tokens, columns = workspace.shape
     threads = m * (n // _REDUCE_COLUMNS)
-    launch = LaunchConfig((-(-threads // _REDUCE_THREADS), 1, 1), (_REDUCE_THREADS, 1, 1))
+    ctas = -(-threads // _REDUCE_THREADS)
+    launch = LaunchConfig((ctas, 1, 1), (_REDUCE_THREADS, 1, 1), programmatic=True)
     sizes = map(np.int32, (m, n, tokens, columns, slices))
     reduction = get_kernel(reduce_source(config), arch)
     reduction.launch(launch, [workspace, factors, bias, out, *sizes, np.int64(out.stride(0))])

@@ -4,16 +4,6 @@
 // one thread per 8 columns.
 #include "swordfish/decode/device/ptx.cuh"
 
-SF_DEVICE float widen(u16 bits) {
-  float r;
-#if SF_BF16
-  asm("cvt.f32.bf16 %0, %1;" : "=f"(r) : "h"(bits));
-#else
-  asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(bits));
-#endif
-  return r;
-}
-
 // workspace: [slices, tokens, columns] fp32, whole tiles; y: rows of y_stride elements; n is a multiple of 8.
 extern "C" __global__ void __launch_bounds__(128)
     prefill_reduce(const Floats4* workspace, const u16* factors, const u16* bias, Words4* y, u32 m, u32 n, u32 tokens,
@@ -21,6 +11,7 @@ extern "C" __global__ void __launch_bounds__(128)
   const u32 row_vectors = n / 8, at = blockIdx.x * 128 + threadIdx.x;
   const u32 row = at / row_vectors, column = at % row_vectors * 8;
   if (row >= m) return;
+  wait_for_previous_kernel();
   float sum[8] = {};
   const Floats4* from = workspace + ((u64)row * columns + column) / 4;
   for (u32 s = 0; s < slices; ++s, from += (u64)tokens * columns / 4) {
@@ -36,12 +27,12 @@ extern "C" __global__ void __launch_bounds__(128)
   for (int i = 0; i < 4; ++i) {
     float low = sum[2 * i] * SF_FACTOR, high = sum[2 * i + 1] * SF_FACTOR;
     if (factors != nullptr) {
-      low *= widen(factors[column + 2 * i]);
-      high *= widen(factors[column + 2 * i + 1]);
+      low *= low_to_float(factors[column + 2 * i]);
+      high *= low_to_float(factors[column + 2 * i + 1]);
     }
     if (bias != nullptr) {
-      low += widen(bias[column + 2 * i]);
-      high += widen(bias[column + 2 * i + 1]);
+      low += low_to_float(bias[column + 2 * i]);
+      high += low_to_float(bias[column + 2 * i + 1]);
     }
     out.v[i] = round_pair(low, high);
   }
