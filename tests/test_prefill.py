@@ -13,8 +13,8 @@ import torch
 
 import swordfish as sf
 from swordfish.errors import ArgumentError, ArgumentTypeError
-from swordfish.prefill.config import PrefillConfig
-from swordfish.prefill.report import ARCHITECTURES, VARIANTS, name
+from swordfish.prefill.config import ARCHITECTURES, PrefillConfig
+from swordfish.prefill.report import VARIANTS, name
 from swordfish.prefill.run import launch_prefill
 from swordfish.runtime.cute import keep_workers
 from tests.backends import quantised

@@ -11,7 +11,7 @@ import swordfish as sf
 from swordfish.errors import ArgumentError
 from swordfish.layouts.swizzle import k_major_128b
 from swordfish.prefill import sources_for
-from swordfish.prefill.choose import choose_prefill, unsupported
+from swordfish.prefill.choose import choose_prefill, even_cycles, unsupported
 from swordfish.prefill.collective.addresses import prove_shared_store
 from swordfish.prefill.config import SHARED_LIMIT, TMEM_COLUMNS, PrefillConfig
 from swordfish.prefill.launch import Grid, source
@@ -128,7 +128,7 @@ def test_slices_are_never_empty() -> None:
     for k, slices in itertools.product((64, 128, 640, 1152, 4096), (1, 2, 3, 4, 8)):
         grid = Grid.of(replace(c, slices=slices), 32, 256, k, B200)
         assert (grid.slices - 1) * grid.slice_stages < grid.k_stages <= grid.slices * grid.slice_stages
-    with pytest.raises(ArgumentError, match="at least 2 SMs"):
+    with pytest.raises(ArgumentError, match="needs at least 2 SMs"):
         Grid.of(c, 32, 256, 512, replace(B200, sm_count=1))
     with pytest.raises(ArgumentError, match="m=0"):
         Grid.of(c, 0, 256, 512, B200)
@@ -144,6 +144,7 @@ def test_choice_is_reasonable_and_total() -> None:
             assert choice.cycles >= ideal
             if m >= 4096 and n >= 4096:
                 assert choice.cycles < 1.15 * ideal, (m, k, n, choice)
+                assert ideal <= even_cycles(m, n, k, BASE, props) <= choice.cycles
     small = choose_prefill(64, 4096, 14336, BASE, B200)
     assert small.config.partial, "16 tiles leave most of 148 SMs idle"
     assert choose_prefill(64, 4096, 14336, replace(BASE, act_order=True), B200).config.scheme == BASE
@@ -153,6 +154,15 @@ def test_unsupported_shapes_say_why() -> None:
     assert unsupported(4096, 4096, BASE, B200) is None
     assert "sm_90a" in str(unsupported(4096, 4096, BASE, DeviceProps.for_target("sm_90a")))
     assert "N=100" in str(unsupported(100, 4096, BASE, B200))
+    assert "at least" not in str(unsupported(4096, 4096, BASE, replace(B200, sm_count=1)))
+    small = replace(B200, smem_per_cta=99 << 10)
+    assert "more than 101376" in str(unsupported(4096, 4096, BASE, small))
+    with pytest.raises(ArgumentError, match="bytes of shared memory, more than 101376"):
+        Grid.of(PrefillConfig(BASE), 32, 256, 512, small)
+    for m in (64, 4096):
+        assert choose_prefill(m, 4096, 4096, BASE, replace(B200, sm_count=1)).config.ctas == 1
+        most = replace(B200, smem_per_cta=190 << 10)
+        assert choose_prefill(m, 4096, 4096, BASE, most).config.shared_bytes <= most.smem_per_cta
     with pytest.raises(ArgumentError, match="group size 96"):
         choose_prefill(512, 4096, 4096, Scheme(4, 96, "bfloat16"), B200)
     with pytest.raises(ArgumentError, match="m=0"):

@@ -5,7 +5,9 @@ The choice rests on the model of ``model.py``; it has not been measured on hardw
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -42,13 +44,12 @@ class PrefillChoice:
 
 def unsupported(n: int, k: int, scheme: Scheme, props: DeviceProps) -> str | None:
     """Why no prefill kernel serves a ``[k, n]`` weight on a device; ``None`` if one does."""
-    if props.arch not in MEMORY_BYTES_PER_CLOCK:
-        return f"{props.arch} has no tcgen05 instructions"
     if not serves_groups(scheme.group_size):
         return f"group size {scheme.group_size} is not {GROUPS_SERVED}"
     if n % 8:
         return f"N={n} is not a multiple of 8, so rows of y are not whole 16 bytes"
-    return None
+    pair, single = (PrefillConfig(scheme, _TOKENS[0], ctas).refused_by(props) for ctas in (2, 1))
+    return pair if single is not None else None
 
 
 @functools.lru_cache(maxsize=1024)
@@ -75,20 +76,22 @@ def choose_prefill(
 
 
 def _candidates(m: int, n: int, k: int, scheme: Scheme, props: DeviceProps) -> Iterator[PrefillChoice]:
-    for ctas in (2, 1):
-        if props.sm_count < ctas:
+    for config in _tiles(scheme):
+        if config.refused_by(props) is not None:
             continue
-        for tokens in _TOKENS:
-            try:
-                config = PrefillConfig(scheme, tokens, ctas)
-            except ArgumentError:  # a tile too large for shared memory
-                continue
-            yield _evaluate(config, m, n, k, props)
-            grid = Grid.of(config, m, n, k, props)
-            underfills = grid.row_tiles * grid.token_tiles * ctas < props.sm_count
-            for slices in _SLICES:
-                if underfills and 2 * slices <= grid.k_stages:
-                    yield _evaluate(replace(config, slices=slices), m, n, k, props)
+        yield _evaluate(config, m, n, k, props)
+        grid = Grid.of(config, m, n, k, props)
+        underfills = grid.row_tiles * grid.token_tiles * config.ctas < props.sm_count
+        for slices in _SLICES:
+            cut = replace(config, slices=slices)
+            if underfills and 2 * slices <= grid.k_stages and cut.refused_by(props) is None:
+                yield _evaluate(cut, m, n, k, props)
+
+
+def _tiles(scheme: Scheme) -> Iterator[PrefillConfig]:
+    for ctas, tokens in itertools.product((2, 1), _TOKENS):
+        with contextlib.suppress(ArgumentError):  # a tile too large for shared memory
+            yield PrefillConfig(scheme, tokens, ctas)
 
 
 def even_cycles(m: int, n: int, k: int, scheme: Scheme, props: DeviceProps) -> float:

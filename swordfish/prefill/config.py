@@ -13,10 +13,13 @@ from math import lcm
 from typing import Any, Literal
 
 from swordfish.errors import ArgumentError
+from swordfish.runtime.device import DeviceProps
 from swordfish.scheme import CHANNELWISE, Scheme
 
-__all__ = ["STAGE_K", "STEP_K", "TILE_ROWS", "PrefillConfig", "serves_groups"]
+__all__ = ["ARCHITECTURES", "STAGE_K", "STEP_K", "TILE_ROWS", "PrefillConfig", "serves_groups"]
 
+ARCHITECTURES = ("sm_100a", "sm_103a", "sm_110a")
+"""Those with tcgen05."""
 TILE_ROWS = 128
 """Weight columns of one CTA: the rows of its half of the instruction."""
 STEP_K = 64
@@ -91,6 +94,16 @@ class PrefillConfig:
                 f"a tile whose {_LEAST_STAGES} input stages fit {SHARED_LIMIT} bytes of shared memory",
                 f"ctas={self.ctas}, home={self.home!r} and {self.scheme.bits}-bit weights need {need}.",
             )
+
+    def refused_by(self, props: DeviceProps) -> str | None:
+        """Why a device cannot run the kernel; ``None`` if it can."""
+        if props.arch not in ARCHITECTURES:
+            return f"{props.arch} has no tcgen05 instructions"
+        if props.sm_count < self.ctas:
+            return f"a cluster of {self.ctas} CTAs needs at least {self.ctas} SMs, not {props.sm_count}"
+        if props.smem_per_cta < self.shared_bytes:
+            return f"a CTA needs {self.shared_bytes} bytes of shared memory, more than {props.smem_per_cta}"
+        return None
 
     @property
     def partial(self) -> bool:

@@ -63,17 +63,14 @@ class Grid:
         (default: as many as there are SMs for, or tiles) bounds the clusters.
 
         Raises:
-            ArgumentError: a size below 1, or more CTAs of a cluster than the device has SMs.
+            ArgumentError: a size below 1, or a device that cannot run the kernel.
         """
         for name, value in (("m", m), ("n", n), ("k", k)):
             if value < 1:
                 raise ArgumentError(name, value, "1 or more")
-        if props.sm_count < config.ctas:
-            raise ArgumentError(
-                "device",
-                f"{props.sm_count} SMs",
-                f"at least {config.ctas} SMs for a cluster of {config.ctas}",
-            )
+        reason = config.refused_by(props)
+        if reason is not None:
+            raise ArgumentError("device", props.name or props.arch, "one that can run the tile", reason)
         k_stages = -(-k // STAGE_K)
         slice_stages = -(-k_stages // config.slices)
         token_tiles = -(-m // config.tokens)

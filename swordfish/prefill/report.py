@@ -24,9 +24,8 @@ from swordfish.runtime.device import DeviceProps
 from swordfish.runtime.registry import compile_many
 from swordfish.scheme import CHANNELWISE, Scheme, ZeroKind
 
-__all__ = ["ARCHITECTURES", "VARIANTS", "model_table", "name", "variant_table", "write"]
+__all__ = ["VARIANTS", "model_table", "name", "variant_table", "write"]
 
-ARCHITECTURES = tuple(MEMORY_BYTES_PER_CLOCK)
 _HOMES: tuple[Literal["tmem", "shared"], ...] = ("tmem", "shared")
 _GPUS = (("sm_100a", "B200"), ("sm_110a", "Thor"))
 _BASE = PrefillConfig(Scheme(4, 128, "bfloat16"))
