@@ -38,6 +38,7 @@ __all__ = [
     "overrides",
     "plan",
     "props_of",
+    "sources_for",
 ]
 
 PATH_VARIABLE = "SWORDFISH_PATH"
@@ -50,6 +51,8 @@ LOG_VARIABLE = "SWORDFISH_LOG"
 """``dispatch`` in the environment: every call logs its plan to the logger ``swordfish.dispatch``."""
 
 _CALLS_KEPT = 8192
+_ROWS_PLANNED = (*range(1, 129), *range(160, 2049, 32), *range(2304, 16385, 256))
+"""Row counts at which plans may change: kernels of few rows come in buckets, tiles of many in steps of 32."""
 _logger = logging.getLogger("swordfish.dispatch")
 
 
@@ -166,6 +169,21 @@ def plan(
             return Plan("decode", entry.config, f"{tuned}; {reason}")
     rule = choose(m, n, k, scheme, props, padded_rows=padded_rows)
     return Plan("decode", rule.config, f"{rule.reason}; {reason}")
+
+
+def sources_for(
+    scheme: Scheme, k: int, n: int, props: DeviceProps, *, bias: bool = False, padded_rows: bool = False
+) -> list[Source]:
+    """Every kernel that a weight of ``k`` packed rows and ``n`` columns may launch by rule, whatever the
+    number of rows: decode, prefill and dense, for ahead-of-time builds with no GPU."""
+    found: dict[Source, None] = {}
+    plans: set[tuple[str, Any]] = set()
+    for m in _ROWS_PLANNED:
+        chosen = plan(m, n, k, scheme, props, padded_rows=padded_rows, wishes=Overrides(tuned=False))
+        if (chosen.path, chosen.config) not in plans:
+            plans.add((chosen.path, chosen.config))
+            found.update(dict.fromkeys(chosen.sources(scheme, k, n, bias=bias)))
+    return list(found)
 
 
 def explain(w: PackedWeight, m: int) -> Plan:

@@ -17,8 +17,9 @@ from swordfish.cli import doctor as doctor_module
 from swordfish.cli.app import run
 from swordfish.cli.compile import Weight, checkpoint_weights, kernel_requests, parse_archs, shape_weights
 from swordfish.cli.doctor import Finding, examine
+from swordfish.dispatch import plan
 from swordfish.errors import ArgumentError, CompileError, UnsupportedDeviceError
-from swordfish.runtime import DeviceProps, KernelSource, default_cache, forget_kernels
+from swordfish.runtime import CuteSource, DeviceProps, KernelSource, default_cache, forget_kernels
 from swordfish.scheme import Scheme
 
 SHIPPED = Path(demo_module.__file__).parents[1] / "data" / "demo"
@@ -36,14 +37,14 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 @pytest.fixture
 def tiny_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two kernels a weight that compile in milliseconds, in place of the decode kernels."""
+    """Two kernels a weight that compile in milliseconds, in place of the real ones."""
 
     def sources(scheme: Scheme, k: int, n: int, props: DeviceProps, *, bias: bool) -> list[KernelSource]:
         head = f"// int{scheme.bits} g{scheme.group_size} {scheme.dtype} {scheme.zeros} {bias}\n"
         kernel = 'extern "C" __global__ void tiny(int *out) {{ out[threadIdx.x] = {} + {} * {}; }}'
         return [KernelSource(head + kernel.format(rows, k, n), "tiny") for rows in (1, 8)]
 
-    monkeypatch.setattr("swordfish.decode.sources_for", sources)
+    monkeypatch.setattr("swordfish.dispatch.sources_for", sources)
 
 
 # --- arguments
@@ -145,7 +146,7 @@ def test_a_kernel_that_does_not_compile_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     broken = KernelSource('extern "C" __global__ void tiny() { oops; }', "tiny")
-    monkeypatch.setattr("swordfish.decode.sources_for", lambda *_, **__: [broken])
+    monkeypatch.setattr("swordfish.dispatch.sources_for", lambda *_, **__: [broken])
     assert run(["compile", "--shape", "64x64", "--arch", "sm_90a"]) == 1
     assert "kernel tiny does not compile for sm_90a" in capsys.readouterr().err
 
@@ -157,6 +158,21 @@ def test_the_decode_kernels_compile_ahead_of_time(capsys: pytest.CaptureFixture[
     )
     shown = capsys.readouterr().out
     assert "int8 channelwise bf16" in shown and default_cache().info().entries > 0
+
+
+def test_every_path_of_a_weight_is_built_with_no_gpu() -> None:
+    """What any number of rows may launch on Blackwell: decode, prefill with its reduction, dense."""
+    weights = shape_weights(["8192x1024"], 4, 128, "none", None, False)
+    props = parse_archs("sm_100a")[0]
+    built = {source for source, _ in kernel_requests(weights, [props])}
+    paths = set()
+    for m in (*range(1, 300, 7), *range(300, 9000, 333)):
+        chosen = plan(m, 1024, 8192, weights[0].scheme, props)
+        paths.add(chosen.path)
+        assert built.issuperset(chosen.sources(weights[0].scheme, 8192, 1024)), m
+    assert paths == {"decode", "prefill", "dense"}
+    kinds = {s.module if isinstance(s, CuteSource) else s.entry for s in built}
+    assert kinds >= {"swordfish.prefill.collective.kernel", "prefill_reduce", "gather_tokens"}
 
 
 # --- cache

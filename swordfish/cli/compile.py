@@ -97,7 +97,7 @@ def kernel_requests(
     weights: Sequence[Weight], targets: Sequence[DeviceProps]
 ) -> dict[tuple[Source, str], Weight]:
     """Every kernel that the weights may launch on the targets, each once, with a weight that it serves."""
-    from swordfish.decode import sources_for
+    from swordfish.dispatch import sources_for
 
     requests: dict[tuple[Source, str], Weight] = {}
     for props in targets:
