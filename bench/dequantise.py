@@ -93,16 +93,9 @@ def measure(shape: Shape, scheme: Scheme, backend: CudaBackend) -> dict[str, Any
             raise RuntimeError(f"copy of {threads} threads a CTA: wrong values")
     times = time_all(backend, contenders)
     copy = min(us for name, us in times.items() if name.startswith("copy"))
-    row: dict[str, Any] = {
-        "shape": shape.name,
-        "k": k,
-        "n": n,
-        "bits": scheme.bits,
-        "bytes": moved,
-        "us": times,
-    }
-    row["of_copy"] = {name: copy / times[name] for name in forms}
-    return row
+    of_copy = {name: copy / times[name] for name in forms}
+    problem = {"shape": shape.name, "k": k, "n": n, "bits": scheme.bits}
+    return {**problem, "bytes": moved, "us": times, "copy_us": copy, "of_copy": of_copy}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
