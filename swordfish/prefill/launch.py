@@ -148,10 +148,11 @@ def arguments(
     result = tokens if out is None else _output_map(w, out)
     tiles = (grid.row_tiles, grid.token_tiles, grid.band)
     stages = (grid.k_stages, grid.slice_stages, grid.slices, config.group_stages(grid.k_stages))
+    scales = _rows_map(config, w.scale_rows)
     return [
         _words_map(config, w.words),
-        _rows_map(config, w.scale_rows),
-        _rows_map(config, w.scale_rows if w.zero_rows is None else w.zero_rows),
+        scales,
+        scales if w.zero_rows is None else _rows_map(config, w.zero_rows),
         tokens,
         result,
         w.scale_rows if config.scales_results else None,

@@ -12,10 +12,11 @@ from swordfish.errors import ArgumentError
 from swordfish.packed import PackedWeight
 from swordfish.prefill.config import PrefillConfig
 from swordfish.prefill.launch import Grid, arguments, check_operands, source
-from swordfish.runtime.device import device_props
-from swordfish.runtime.launch import Kernel, LaunchConfig
+from swordfish.runtime.device import DeviceProps, device_props
+from swordfish.runtime.launch import LaunchConfig, PreparedLaunch
 from swordfish.runtime.registry import get_kernel
 from swordfish.runtime.source import KernelSource, assemble
+from swordfish.scheme import Scheme
 
 __all__ = ["launch_prefill", "reduce_source"]
 
@@ -43,7 +44,7 @@ def launch_prefill(
         ArgumentError: a configuration for another scheme, or what :meth:`Grid.of` refuses.
         ArgumentError, ArgumentTypeError: operands of another shape, dtype or device.
     """
-    if config.flat() != config.for_scheme(w.scheme).flat():
+    if not _serves(config, w.scheme):
         raise ArgumentError("config.scheme", config.scheme, f"the weight's, {w.scheme}")
     check_operands(x, w, bias, out)
     m, n = out.shape
@@ -51,24 +52,33 @@ def launch_prefill(
         return
     k = w.packed_k
     props = device_props(w.device)
-    grid = Grid.of(config, m, n, k, props, pairs=pairs)
+    grid, launch = _prepared(config, m, n, k, props, pairs)
     tokens = packed_tokens(x, w.perm, k, props.arch)[:, :k]
     target = out if _bulk_storable(out) else torch.empty((m, n), dtype=out.dtype, device=out.device)
-    kernel = _kernel(config, props.arch)
     if config.partial:
         workspace = torch.empty(grid.workspace_shape(config), dtype=torch.float32, device=w.device)
-        kernel.launch(grid.launch_config(config), arguments(config, grid, tokens, w, None, None, workspace))
+        launch(arguments(config, grid, tokens, w, None, None, workspace))
         factors = w.scale_rows if config.scales_results else None
         _reduce(config, workspace, factors, bias, target, props.arch)
     else:
-        kernel.launch(grid.launch_config(config), arguments(config, grid, tokens, w, bias, target, None))
+        launch(arguments(config, grid, tokens, w, bias, target, None))
     if target is not out:
         out.copy_(target)
 
 
 @functools.lru_cache(maxsize=1024)
-def _kernel(config: PrefillConfig, arch: str) -> Kernel:
-    return get_kernel(source(config), arch)
+def _serves(config: PrefillConfig, scheme: Scheme) -> bool:
+    """Whether a scheme has the kernel of the configuration."""
+    return config.flat() == config.for_scheme(scheme).flat()
+
+
+@functools.lru_cache(maxsize=4096)
+def _prepared(
+    config: PrefillConfig, m: int, n: int, k: int, props: DeviceProps, pairs: int | None
+) -> tuple[Grid, PreparedLaunch]:
+    """What does not depend on the operands' memory; the kernel is compiled or read from the cache."""
+    grid = Grid.of(config, m, n, k, props, pairs=pairs)
+    return grid, get_kernel(source(config), props.arch).prepare(grid.launch_config(config))
 
 
 def _bulk_storable(out: torch.Tensor) -> bool:

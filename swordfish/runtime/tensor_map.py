@@ -46,6 +46,8 @@ _SWIZZLES = {
     "128_atom64": ("128B_ATOM_64B", 128),
 }
 
+_FILLS = {"zero": "NONE", "nan": "NAN_REQUEST_ZERO_FMA"}
+
 
 @dataclass(frozen=True)
 class TensorMap:
@@ -107,32 +109,57 @@ class TensorMap:
 
     @functools.cached_property
     def encoded(self) -> bytes:
-        """The 128 bytes that the GPU reads, encoded by the driver once.
+        """The 128 bytes that the GPU reads, encoded by the driver once for equal maps.
 
         Raises:
             DriverError: no driver, or it refuses the description.
         """
-        driver = bindings()
-        rank = len(self.dims)
-        promotion = "NONE" if self.l2_promotion == "none" else f"L2_{self.l2_promotion}B"
-        fill = "NAN_REQUEST_ZERO_FMA" if self.fill == "nan" else "NONE"
-        # The map must be aligned to its own size, which a Python object's memory is not, so cuda.bindings'
-        # CUtensorMap cannot hold it and the driver is called with a buffer that is.
-        storage = ctypes.create_string_buffer(2 * TENSOR_MAP_BYTES)
-        offset = -ctypes.addressof(storage) % TENSOR_MAP_BYTES
-        status = ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled(
-            ctypes.c_void_p(ctypes.addressof(storage) + offset),
-            int(getattr(driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{self.dtype.upper()}")),
-            ctypes.c_uint32(rank),
-            ctypes.c_void_p(self.tensor.data_ptr()),
-            (ctypes.c_uint64 * rank)(*self.dims),
-            (ctypes.c_uint64 * rank)(*self.strides),
-            (ctypes.c_uint32 * rank)(*self.box),
-            (ctypes.c_uint32 * rank)(*self.element_strides),
-            int(driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE),
-            int(getattr(driver.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{_SWIZZLES[self.swizzle][0]}")),
-            int(getattr(driver.CUtensorMapL2promotion, f"CU_TENSOR_MAP_L2_PROMOTION_{promotion}")),
-            int(getattr(driver.CUtensorMapFloatOOBfill, f"CU_TENSOR_MAP_FLOAT_OOB_FILL_{fill}")),
+        return _encode(
+            self.tensor.data_ptr(),
+            self.dtype,
+            self.dims,
+            self.strides,
+            self.box,
+            self.element_strides,
+            self.swizzle,
+            self.fill,
+            self.l2_promotion,
         )
-        check("cuTensorMapEncodeTiled", (driver.CUresult(status),), f"for {self.dtype} {self.dims}")
-        return storage.raw[offset : offset + TENSOR_MAP_BYTES]
+
+
+@functools.lru_cache(maxsize=8192)
+def _encode(
+    address: int,
+    dtype: str,
+    dims: tuple[int, ...],
+    strides: tuple[int, ...],
+    box: tuple[int, ...],
+    element_strides: tuple[int, ...],
+    swizzle: str,
+    fill: str,
+    l2_promotion: str,
+) -> bytes:
+    """``cuTensorMapEncodeTiled``, a function of plain values: nothing is read from ``address``."""
+    driver = bindings()
+    rank = len(dims)
+    promotion = "NONE" if l2_promotion == "none" else f"L2_{l2_promotion}B"
+    # The map must be aligned to its own size, which a Python object's memory is not, so cuda.bindings'
+    # CUtensorMap cannot hold it and the driver is called with a buffer that is.
+    storage = ctypes.create_string_buffer(2 * TENSOR_MAP_BYTES)
+    offset = -ctypes.addressof(storage) % TENSOR_MAP_BYTES
+    status = ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled(
+        ctypes.c_void_p(ctypes.addressof(storage) + offset),
+        int(getattr(driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{dtype.upper()}")),
+        ctypes.c_uint32(rank),
+        ctypes.c_void_p(address),
+        (ctypes.c_uint64 * rank)(*dims),
+        (ctypes.c_uint64 * rank)(*strides),
+        (ctypes.c_uint32 * rank)(*box),
+        (ctypes.c_uint32 * rank)(*element_strides),
+        int(driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE),
+        int(getattr(driver.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{_SWIZZLES[swizzle][0]}")),
+        int(getattr(driver.CUtensorMapL2promotion, f"CU_TENSOR_MAP_L2_PROMOTION_{promotion}")),
+        int(getattr(driver.CUtensorMapFloatOOBfill, f"CU_TENSOR_MAP_FLOAT_OOB_FILL_{_FILLS[fill]}")),
+    )
+    check("cuTensorMapEncodeTiled", (driver.CUresult(status),), f"for {dtype} {dims}")
+    return storage.raw[offset : offset + TENSOR_MAP_BYTES]
