@@ -208,6 +208,7 @@ class PackedWeight:
                 "world",
                 world,
                 f"one of {fits}, which cut {dim.upper()}={extent} into whole blocks of {BLOCK}",
+                "Other parts can be packed from their own rows or columns of the checkpoint.",
             )
         if not 0 <= rank < world:
             raise ArgumentError("rank", rank, f"0 to {world - 1}")

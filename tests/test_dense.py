@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import swordfish as sf
-from swordfish.dense import DequantConfig, dense_mm, dequantize_into
+from swordfish.dense import WORKSPACE_BYTES, DequantConfig, dense_mm, dequantize_into
 from swordfish.errors import ArgumentError, ArgumentTypeError
 from swordfish.weights import dequantize_by_torch
 from tests.backends import BACKENDS, EMULATED, Backend, quantised
@@ -163,22 +163,49 @@ def test_what_does_not_fit_is_named() -> None:
         DequantConfig(width=3)
 
 
+def assert_product(w: sf.PackedWeight, x: torch.Tensor, *, limit: int = WORKSPACE_BYTES) -> None:
+    """One rounding of the result, and fp32 sums of the rounded weights; into a slice of something larger."""
+    n = w.shape[1]
+    room = torch.full((x.shape[0], n + 8), float("nan"), dtype=w.dtype)
+    out = room[:, :n]
+    with sf.emulate("sm_90a") as emulation:
+        assert dense_mm(x, w, w.bias, out, limit=limit) is out
+    for report in emulation.reports:
+        report.raise_on_findings()
+    values = dequantize_by_torch(w).double()
+    wanted, size = x.double() @ values, x.double().abs() @ values.abs()
+    if w.bias is not None:
+        wanted, size = wanted + w.bias.double(), size + w.bias.double().abs()
+    error = (out.double() - wanted).abs()
+    assert (error <= torch.finfo(w.dtype).eps / 2 * wanted.abs() + 2.0**-20 * size).all()
+    assert room[:, n:].isnan().all()
+
+
+def activations(m: int, w: sf.PackedWeight) -> torch.Tensor:
+    return torch.randn(m, w.shape[0], generator=torch.Generator().manual_seed(1)).to(w.dtype)
+
+
 @pytest.mark.parametrize(
-    "limit", [1 << 30, 2 * 96 * 64, 1], ids=["whole", "a block at a time", "less than a block"]
+    "limit", [WORKSPACE_BYTES, 2 * 96 * 64, 1], ids=["whole", "a block each", "less than a block"]
 )
 @pytest.mark.parametrize(
     "scheme", [{"bias": True}, {"act_order": True, "group_size": 32}, {"bits": 8}], ids=str
 )
 def test_product(scheme: dict[str, Any], limit: int) -> None:
     w = quantised(96, 200, **scheme)
-    x = torch.randn(40, 96, generator=torch.Generator().manual_seed(1)).to(w.dtype)
-    out = torch.full((40, 208), float("nan"), dtype=w.dtype)[:, :200]
-    with sf.emulate("sm_90a"):
-        result = dense_mm(x, w, w.bias, out, limit=limit)
-    assert result is out
-    wanted = x.double() @ dequantize_by_torch(w).double()
-    size = x.double().abs() @ dequantize_by_torch(w).double().abs()
-    if w.bias is not None:
-        wanted, size = wanted + w.bias.double(), size + w.bias.double().abs()
-    # One rounding of the result and fp32 sums of the rounded weights.
-    assert ((out.double() - wanted).abs() <= 2.0**-8 * wanted.abs() + 2.0**-20 * size).all()
+    assert_product(w, activations(40, w), limit=limit)
+
+
+@pytest.mark.parametrize(("k", "n"), [(33, 1), (97, 71), (64, 64)])
+@pytest.mark.parametrize("act_order", [False, True])
+def test_product_of_any_shape(k: int, n: int, act_order: bool) -> None:
+    w = quantised(k, n, act_order=act_order, group_size=32, zeros="integer", dtype=torch.float16, bias=True)
+    x = activations(5, w)
+    assert_product(w, x)
+    assert_product(w, x[:1].expand(3, -1))
+    assert_product(w, x.T.contiguous().T)
+
+
+def test_product_with_rows_of_padding() -> None:
+    w = unequal_groups()
+    assert_product(w, activations(3, w))
