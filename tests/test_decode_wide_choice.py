@@ -24,16 +24,16 @@ SCHEMES = [
 def test_every_choice_fits(arch: str, scheme: Scheme) -> None:
     props = DeviceProps.for_target(arch)
     for m, n, k in itertools.product(
-        (1, 16, 17, 33, 64, 65, 96, 128), (8, 200, 4096, 57344), (64, 320, 28672)
+        (1, 8, 16, 17, 33, 64, 65, 96, 128, 129, 300, 1000), (8, 200, 4096, 57344), (64, 320, 28672)
     ):
         config, reason = choose_wide(m, n, k, scheme, props)
         config.check(scheme, k, props)
-        launch = config.launch_config(scheme, min(m, config.tokens), k, n)
+        launch = config.launch_config(scheme, m, k, n)
         room = props.smem_per_sm // config.min_ctas - props.smem_reserved
         assert launch.shared_bytes <= min(room, props.smem_per_cta)
         assert config.threads * config.min_ctas <= 2048 and config.registers >= 96
         assert config.wgmma == (arch == "sm_90a")
-        assert config.tokens >= min(m, 64) and reason
+        assert -(-m // config.tokens) <= -(-m // 64) and reason
 
 
 @pytest.mark.parametrize("m", range(1, MAX_TOKENS + 1))
@@ -42,22 +42,39 @@ def test_smallest_bucket(m: int) -> None:
     assert config.tokens == min(t for t in TOKEN_BUCKETS if t >= m)
 
 
-@pytest.mark.parametrize("m", [0, 129])
-def test_rows_out_of_range(m: int) -> None:
-    with pytest.raises(ArgumentError, match=f"m={m}"):
-        choose_wide(m, 4096, 4096, Scheme(4, 128, "bfloat16"), DeviceProps.for_target("sm_90a"))
+@pytest.mark.parametrize(("m", "tokens"), [(129, 80), (130, 80), (192, 96), (257, 96), (1024, 128)])
+def test_more_rows_make_even_tiles(m: int, tokens: int) -> None:
+    config, _ = choose_wide(m, 4096, 4096, Scheme(4, 128, "bfloat16"), DeviceProps.for_target("sm_90a"))
+    assert config.tokens == tokens
+
+
+def test_no_rows() -> None:
+    with pytest.raises(ArgumentError, match="m=0"):
+        choose_wide(0, 4096, 4096, Scheme(4, 128, "bfloat16"), DeviceProps.for_target("sm_90a"))
 
 
 def test_clusters_leave_room_for_uneven_gpcs() -> None:
+    """As many clusters as the GPCs of an H200 ran at the same time, at most."""
     props = DeviceProps.for_target("sm_90a")
-    for m, n in itertools.product((16, 32, 64, 128), range(64, 32768, 192)):
-        config, _ = choose_wide(m, n, 8192, Scheme(4, 128, "bfloat16"), props)
-        ctas = -(-n // config.columns) * config.split
+    for m, n, k in itertools.product((8, 16, 32, 64, 128, 200), range(64, 32768, 192), (8192, 28672)):
+        config, _ = choose_wide(m, n, k, Scheme(4, 128, "bfloat16"), props)
+        if config.split > 1:
+            gpcs = (18, 18, 18, 18, 18, 16, 16, 10)
+            clusters = sum(sms * config.min_ctas // config.split for sms in gpcs)
+            assert -(-n // config.columns) * -(-m // config.tokens) <= clusters
+
+
+def test_stream_only_where_whole_tiles_leave_sms_without_work() -> None:
+    props = DeviceProps.for_target("sm_90a")
+    for m, n, k in itertools.product((48, 96, 128, 512, 1024), (4096, 8192, 28672, 57344), (4096, 28672)):
+        config, reason = choose_wide(m, n, k, Scheme(4, 128, "bfloat16"), props)
+        tiles = -(-n // config.columns) * -(-m // config.tokens)
         places = props.sm_count * config.min_ctas
-        if config.split > 2:
-            assert ctas * 4 <= places * 3
-        elif config.split == 2:
-            assert ctas <= places
+        if config.ctas:
+            assert config.ctas == places and config.split == 1 and "equal parts" in reason
+            assert tiles < 0.9 * -(-tiles // places) * places
+        elif m >= 96 and m * n * k > 1e10:
+            assert tiles >= 0.9 * -(-tiles // places) * places
 
 
 def test_few_sms_do_not_split_what_fills_them() -> None:

@@ -6,7 +6,6 @@ from swordfish.decode.choose import (
     Choice,
     DecodeConfig,
     choose,
-    first_wide_rows,
 )
 from swordfish.decode.ring import MAX_ROWS, RingConfig
 from swordfish.decode.tokens import gather_source
@@ -38,13 +37,9 @@ def sources_for(
     bias: bool = False,
     padded_rows: bool = False,
 ) -> list[KernelSource]:
-    """Every kernel that decode may launch for a weight of ``k`` packed rows and ``n`` columns, whatever the
-    number of rows, for ahead-of-time builds."""
-    wide_from = first_wide_rows(props)
-    counts = [
-        *(rows for rows in ROW_BUCKETS if rows < wide_from),
-        *(t for t in TOKEN_BUCKETS if t >= wide_from),
-    ]
-    configs = [choose(m, n, k, scheme, props, padded_rows=padded_rows).config for m in counts]
+    """Every kernel that decode may launch for a weight of ``k`` packed rows and ``n`` columns and up to 1024
+    rows, for ahead-of-time builds."""
+    counts = {*ROW_BUCKETS, *(tiles * t for tiles in range(1, 9) for t in TOKEN_BUCKETS)}
+    configs = [choose(m, n, k, scheme, props, padded_rows=padded_rows).config for m in sorted(counts)]
     kernels = dict.fromkeys(config.source(scheme, k, n, bias=bias) for config in dict.fromkeys(configs))
     return [*kernels, gather_source()]

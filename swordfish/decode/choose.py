@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from swordfish.decode.choose_ring import ROW_BUCKETS, choose_ring
-from swordfish.decode.choose_wide import MAX_TOKENS, TOKEN_BUCKETS, choose_wide
+from swordfish.decode.choose_wide import SMALL_WEIGHTS, TOKEN_BUCKETS, choose_wide
 from swordfish.decode.ring import RingConfig
 from swordfish.decode.wide import WideConfig
 from swordfish.errors import ArgumentError
@@ -43,12 +43,14 @@ def choose(
 ) -> Choice:
     """The configuration for ``m`` rows of a ``[k, n]`` weight (``k`` in packed rows).
 
-    ``padded_rows``: packed rows include padding between groups (unequal groups of an act-order shard). Beyond
-    128 rows the wide kernel is launched for 128 at a time.
+    ``padded_rows``: packed rows include padding between groups (unequal groups of an act-order shard).
     """
-    if m >= first_wide_rows(props):
+    # 5 to 8 rows: 4.8 us by the wide kernel and 5.0 by the ring on 4096 x 4096, 6.2 and 6.3 on 4096 x 6144,
+    # 11.3 and 10.3 on 14336 x 4096. Smaller weights were not timed.
+    small = props.arch == "sm_90a" and m > 4 and SMALL_WEIGHTS // 2 <= n * k < SMALL_WEIGHTS
+    if small or m >= first_wide_rows(props):
         try:
-            return Choice(*choose_wide(min(m, MAX_TOKENS), n, k, scheme, props))
+            return Choice(*choose_wide(m, n, k, scheme, props))
         except ArgumentError as refused:
             config, reason = choose_ring(m, n, k, scheme, props, padded_rows=padded_rows)
             return Choice(config, f"{reason} (the wide kernel does not fit: {refused})")
