@@ -22,7 +22,7 @@ from swordfish.dispatch import call_for
 from swordfish.errors import ArgumentError, ArgumentTypeError
 from swordfish.packed import PackedWeight
 from swordfish.runtime import torch_cuda
-from swordfish.scheme import DTYPES, Scheme
+from swordfish.scheme import DTYPES, Scheme, ZeroKind
 from swordfish.weights import dequantize
 
 __all__ = ["Operands", "multiply", "operands", "rows"]
@@ -101,35 +101,54 @@ def _weight(
     group_size: int,
     offset: bool,
 ) -> PackedWeight:
-    forms = (_form(words), _form(scale_rows), _form(zero_rows), _form(perm))
-    scheme = _scheme(*forms, k, n, group_size, offset)
+    scheme = _scheme(
+        words.shape,
+        words.dtype,
+        scale_rows.shape,
+        scale_rows.dtype,
+        None if zero_rows is None else (zero_rows.shape, zero_rows.dtype),
+        None if perm is None else (perm.shape, perm.dtype),
+        k,
+        n,
+        group_size,
+        offset,
+    )
     return PackedWeight.unchecked(words, scale_rows, zero_rows, perm, None, scheme, (k, n))
-
-
-_Form: TypeAlias = "tuple[torch.Size, torch.dtype] | None"
-
-
-def _form(tensor: torch.Tensor | None) -> _Form:
-    return None if tensor is None else (tensor.shape, tensor.dtype)
 
 
 @functools.lru_cache(maxsize=1024)
 def _scheme(
-    words: _Form, scales: _Form, zeros: _Form, perm: _Form, k: int, n: int, group_size: int, offset: bool
+    words: torch.Size,
+    words_dtype: torch.dtype,
+    scales: torch.Size,
+    dtype: torch.dtype,
+    zeros: tuple[torch.Size, torch.dtype] | None,
+    perm: tuple[torch.Size, torch.dtype] | None,
+    k: int,
+    n: int,
+    group_size: int,
+    offset: bool,
 ) -> Scheme:
     """The scheme of a weight of such tensors, checked by the constructor on tensors without memory."""
-    assert words is not None and scales is not None
-    if len(words[0]) != 3 or words[0][2] not in _BITS:
-        raise ArgumentError("words.shape", tuple(words[0]), f"[N/64, K/64, {' or '.join(map(str, _BITS))}]")
-    if scales[1] not in _DTYPE_NAMES:
-        raise ArgumentTypeError("scale_rows.dtype", scales[1], "torch.float16 or torch.bfloat16")
-    kind = "none" if zeros is None else "offset" if offset else "integer"
-    scheme = Scheme(_BITS[words[0][2]], group_size, _DTYPE_NAMES[scales[1]], kind, perm is not None)  # type: ignore[arg-type]
-    made: list[Any] = [
-        None if form is None else torch.empty(form[0], dtype=form[1], device="meta")
-        for form in (words, scales, zeros, perm)
-    ]
-    PackedWeight(made[0], made[1], made[2], made[3], None, scheme, (k, n))
+    if len(words) != 3 or words[2] not in _BITS:
+        raise ArgumentError("words.shape", tuple(words), f"[N/64, K/64, {' or '.join(map(str, _BITS))}]")
+    if dtype not in _DTYPE_NAMES:
+        raise ArgumentTypeError("scale_rows.dtype", dtype, "torch.float16 or torch.bfloat16")
+    kind: ZeroKind = "none" if zeros is None else "offset" if offset else "integer"
+    scheme = Scheme(_BITS[words[2]], group_size, _DTYPE_NAMES[dtype], kind, perm is not None)
+
+    def like(shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    PackedWeight(
+        like(words, words_dtype),
+        like(scales, dtype),
+        None if zeros is None else like(*zeros),
+        None if perm is None else like(*perm),
+        None,
+        scheme,
+        (k, n),
+    )
     return scheme
 
 

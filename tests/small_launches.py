@@ -1,4 +1,4 @@
-"""Small launches of every kind of decode kernel, for the tools that watch a GPU program:
+"""Small launches of every kind of kernel, for the tools that watch a GPU program:
 
     compute-sanitizer --tool memcheck  python -m tests.small_launches
     compute-sanitizer --tool racecheck python -m tests.small_launches
@@ -33,6 +33,9 @@ CASES: list[tuple[int, int, int, dict[str, Any]]] = [
     (100, 384, 192, {"dtype": torch.float16, "zeros": "offset", "group_size": 32}),
     (128, 256, 256, {"group_size": -1}),
     (130, 128, 66, {}),
+    (300, 1024, 320, {"zeros": "integer"}),
+    (2500, 192, 136, {"act_order": True, "group_size": 64}),
+    (2500, 256, 100, {"bits": 8, "zeros": "offset", "bias": True}),
 ]
 
 _PAGE = 2 << 20  # torch's allocator hands out blocks of this size
