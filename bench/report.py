@@ -271,7 +271,8 @@ def plot(
         for position, name in enumerate(names):
             points = [(case.m, y) for case in group if (y := value(case, name)) is not None]
             if points:
-                axis.plot(*zip(*points, strict=True), marker="o", ms=3, color=f"C{position}", label=name)
+                style = {"color": f"C{position}", "zorder": 3 - position / 100}  # the first one on top
+                axis.plot(*zip(*points, strict=True), marker="o", ms=3, label=name, **style)
         if metric in ("floor", "torch"):
             axis.axhline(1.0, color="black", lw=0.8, ls=":")
         axis.set_xscale("log", base=2)

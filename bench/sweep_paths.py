@@ -151,6 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--bits", default="4", help="4, 8 or 4,8")
     parser.add_argument("--group-size", type=int, default=128, help="-1 for channelwise")
     parser.add_argument("--dtype", default="bfloat16", choices=tuple(DTYPES))
+    parser.add_argument("--least", type=int, default=1, help="smallest M")
     parser.add_argument("--most", type=int, default=MAX_M, help="largest M")
     parser.add_argument("--out", type=Path, help="JSON file")
     parser.add_argument("--plot", type=Path, help="figure of the first scheme: .svg, .png or .pdf")
@@ -170,11 +171,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     start = time.perf_counter()
     session = open_session(adapters, [], rounds=ROUNDS, graph_us=GRAPH_US)
     device = describe_device(torch.cuda.current_device())
-    wanted = {problem: points(plans_of(problem, options.most)) for problem in problems}
+    chosen = {problem: points(plans_of(problem, options.most)) for problem in problems}
+    wanted = {problem: [m for m in ms if m >= options.least] for problem, ms in chosen.items()}
     print(f"{sum(map(len, wanted.values()))} points", flush=True)
     always, others = split_peers(session.adapters)
     precompile(always, [(p, m) for p, ms in wanted.items() for m in ms])
-    precompile(others, [(p, m) for p in problems for m in grid(options.most)])
+    precompile(others, [(p, m) for p, ms in wanted.items() for m in ms if m in set(grid(max(ms)))])
     arguments = {key: str(value) for key, value in vars(options).items()}
     for problem, ms in wanted.items():
         sweep(session, problem, ms)
