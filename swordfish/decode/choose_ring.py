@@ -1,7 +1,7 @@
 """Which configuration of the ring kernel serves a call: a pure function of shape, scheme and device
 properties.
 
-The rules are read off sweeps of 50 to 140 configurations per shape and M on an H200 (bench/sweep_decode.py;
+The rules are read off sweeps of 50 to 140 configurations per shape and M on an H200 (`swordfish tune`;
 int4, group size 128, bf16, the seven Llama shapes of docs/decode.md); each states what it is worth there.
 """
 
