@@ -20,12 +20,13 @@ import torch
 
 from bench.data import check
 from bench.harness import clone_state
-from bench.moe_data import MODELS, MoeShape, Routes, hidden_states, random_experts, reference_products, routes
+from bench.moe_data import MODELS, MoeShape
+from bench.moe_layers import SILU, ColdLayers
 from bench.shapes import parse_ints
 from swordfish.decode import RingConfig, WideConfig
 from swordfish.errors import ArgumentError
 from swordfish.moe import ACTIVATIONS, ExpertWeights
-from swordfish.moe.choose import ExpertConfig
+from swordfish.moe.choose import ExpertConfig, LayerShape, plan_experts
 from swordfish.moe.kernels import ExpertRing, ExpertWide, Product
 from swordfish.moe.layer import down, gate_up
 from swordfish.moe.routing import Routing, sort_pairs
@@ -34,89 +35,10 @@ from swordfish.runtime.registry import compile_many, get_artifact
 from swordfish.scheme import Scheme
 from swordfish.tune.timing import CudaBackend, Graph, medians
 
-__all__ = ["Bench", "candidates", "main"]
+__all__ = ["candidates", "main"]
 
-COLD_BYTES = 1 << 30
-"""Packed bytes of the copies of a layer together: an expert that comes up again has left L2."""
-
-ROUTES = 24
 GRAPH_US = 1500.0
 ROUNDS = 5
-SILU = ACTIVATIONS["silu"]
-
-
-@dataclass(eq=False)
-class Bench:
-    """Copies of a layer, routings, and the calls to time."""
-
-    model: MoeShape
-    m: int
-    scheme: Scheme
-    w13: list[ExpertWeights]
-    w2: list[ExpertWeights]
-    routes: list[Routes]
-    props: DeviceProps
-
-    @classmethod
-    def make(cls, model: MoeShape, scheme: Scheme) -> Bench:
-        h, i = model.hidden, model.intermediate
-        w13 = random_experts(model.experts, h, 2 * i, scheme, gated=True)
-        w2 = random_experts(model.experts, i, h, scheme, gated=False, seed=1)
-        copies = max(2, -(-COLD_BYTES // (w13.nbytes + w2.nbytes)))
-        copy13 = [w13, *(clone_state(w13) for _ in range(copies - 1))]
-        copy2 = [w2, *(clone_state(w2) for _ in range(copies - 1))]
-        return cls(model, 0, scheme, copy13, copy2, [], device_props(w13.device))
-
-    def set_tokens(self, m: int) -> None:
-        """Tokens, routings and the reference for ``m``."""
-        self.m = m
-        self.routes = routes(self.model, m, ROUTES)
-        self.x = hidden_states(m, self.model.hidden, self.scheme.torch_dtype)
-        _, self.h, self.second = reference_products(self.x, self.w13[0], self.w2[0], self.routes[0], SILU)
-        self._routings: dict[int, list[Routing]] = {}
-
-    def routings(self, block_rows: int) -> list[Routing]:
-        """A sorted routing of each, or with blocks of one row the pairs as they are."""
-        if block_rows not in self._routings:
-            experts = self.model.experts
-            self._routings[block_rows] = [
-                Routing(r.ids, None, experts, 1)
-                if self.m == 1
-                else sort_pairs(r.ids, None, experts, block_rows, self.props.arch)
-                for r in self.routes
-            ]
-        return self._routings[block_rows]
-
-    def call(self, which: str, config: ExpertConfig, index: int, h: torch.Tensor) -> torch.Tensor:
-        """One launch (a wide gate_up: two) with the weights and the routing of that index."""
-        routing = self.routings(config.block_rows)[index % ROUTES]
-        copy, arch = index % len(self.w13), self.props.arch
-        if which == "gate_up":
-            return gate_up(config, self.x, self.w13[copy], None, routing, SILU, arch)
-        return down(config, h, self.w2[copy], self.routes[index % ROUTES].weights, routing, arch)
-
-    def in_order(self, routing: Routing) -> torch.Tensor:
-        """The reference's intermediate in the order of a routing."""
-        return self.h if routing.order is None else self.h[routing.order.long()]
-
-    def error(self, which: str, config: ExpertConfig) -> str:
-        """What is wrong with the first result; empty if nothing is."""
-        routing = self.routings(config.block_rows)[0]
-        h = self.in_order(routing)
-        result = self.call(which, config, 0, h)
-        expected = h if which == "gate_up" else self.second
-        verdict = check(result[:, : expected.shape[1]], expected.double(), self.scheme.dtype)
-        if not verdict.ok:
-            return verdict.message
-        return "" if torch.equal(result, self.call(which, config, 0, h)) else "differs between two runs"
-
-    def graph(self, which: str, config: ExpertConfig, guess_us: float) -> Graph:
-        """A graph of about ``GRAPH_US``."""
-        h = self.in_order(self.routings(config.block_rows)[0])
-        period = ROUTES * len(self.w13)
-        count = max(len(self.w13), min(period, round(GRAPH_US / guess_us)))
-        calls = [functools.partial(self.call, which, config, i, h) for i in range(count)]
-        return Graph(CudaBackend(), calls, count)
 
 
 def candidates(
@@ -150,7 +72,7 @@ def candidates(
                 if config.shared_bytes(scheme, k) <= props.smem_per_sm // per_sm - props.smem_reserved:
                     yield config
     if mean > 3 and wgmma:
-        tokens = [t for t in (16, 24, 32, 48, 64, 96, 128) if 0.9 * min(mean, 100) <= t <= 2 * mean + 16]
+        tokens = [t for t in (16, 24, 32, 48, 64, 80, 96, 128) if 0.9 * min(mean, 100) <= t <= 2 * mean + 16]
         for t, (tiles, groups), stage_k, slots, ctas in itertools.product(
             tokens, ((2, 1), (2, 2), (4, 1)), (128, 256), (2, 3, 4, 5), (1, 2, 3, 4)
         ):
@@ -183,13 +105,18 @@ def product(model: MoeShape, scheme: Scheme, m: int, which: str, config: ExpertC
 def sample(
     model: MoeShape, scheme: Scheme, m: int, which: str, props: DeviceProps, most: int, seed: int
 ) -> list[ExpertConfig]:
-    """At most this many of the candidates."""
-    found = list(candidates(model, scheme, m, which, props))
+    """The configuration of the plan, then at most this many of the candidates."""
+    h, i = model.hidden, model.intermediate
+    shape = LayerShape(model.experts, model.experts, h, 2 * i, i, h, scheme, scheme)
+    plan = plan_experts(m, model.top_k, shape, props)
+    default = plan.gate_up if which == "gate_up" else plan.down
+    assert default is not None
+    found = [config for config in candidates(model, scheme, m, which, props) if config != default]
     g = torch.Generator().manual_seed(seed)
-    return [found[i] for i in sorted(torch.randperm(len(found), generator=g)[:most].tolist())]
+    return [default, *(found[i] for i in sorted(torch.randperm(len(found), generator=g)[:most].tolist()))]
 
 
-def sweep(bench: Bench, which: str, picked: Sequence[ExpertConfig], log: list[dict[str, Any]]) -> None:
+def sweep(bench: ColdLayers, which: str, picked: Sequence[ExpertConfig], log: list[dict[str, Any]]) -> None:
     """Times the configurations and prints the best."""
     model, start = bench.model, time.perf_counter()
     rows = []
@@ -213,8 +140,8 @@ def sweep(bench: Bench, which: str, picked: Sequence[ExpertConfig], log: list[di
     good = sorted((row for row in rows if row["us"] is not None), key=lambda row: row["us"])
     seconds = time.perf_counter() - start
     print(f"{model.name} M={bench.m} {which}: {len(good)} timed, {len(wrong_rows)} wrong, {seconds:.1f} s")
-    for row in good[:3]:
-        print(f"   {row['us']:8.2f}  {row['config']}", flush=True)
+    for row in (rows[0], *good[:3]):
+        print(f"   {row['us'] or 0:8.2f}  {row['config']}", flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -247,7 +174,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     compile_many([(source, props.arch) for source in sources])
     print(f"{len(sources)} kernels in {time.perf_counter() - start:.0f} s", flush=True)
     for model in models:
-        bench = Bench.make(model, scheme)
+        bench = ColdLayers.make(model, scheme)
         for m in ms:
             bench.set_tokens(m)
             for which in ("gate_up", "down"):

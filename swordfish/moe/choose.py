@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from swordfish.decode.choose_wide import TOKEN_BUCKETS
-from swordfish.decode.ring import MAX_ROWS, RingConfig
+from swordfish.decode.ring import RingConfig
 from swordfish.decode.wide import WideConfig
 from swordfish.errors import ArgumentError
 from swordfish.moe.kernels import ExpertRing, ExpertWide
@@ -22,6 +22,12 @@ ExpertConfig: TypeAlias = "ExpertRing | ExpertWide"
 
 ROW_BUCKETS = (1, 2, 4, 8, 16)
 """Rows of a block for which ring kernels are compiled."""
+
+_PLANNED = 16
+"""Items of a cluster that its plan has room for; with more there are more clusters."""
+
+BLOCK_COST = 20
+"""What a block costs besides its rows, in rows."""
 
 
 @dataclass(frozen=True)
@@ -81,24 +87,21 @@ def plan_experts(tokens: int, top_k: int, shape: LayerShape, props: DeviceProps 
         first, second = (_ring(1, *dims, top_k, props) for dims in _products(shape))
         return ExpertPlan("experts", first, second, True, "one token: each of its experts has one row")
     mean = tokens * top_k / shape.global_experts
-    wanted = min(tokens, mean + 2 * math.sqrt(mean))
-    active = shape.experts * (1 - (1 - 1 / shape.global_experts) ** (tokens * top_k))
-    told = f"{mean:.1f} rows an expert, {wanted:.0f} in all but a few of {active:.0f} active ones"
-    if wanted >= first_wide_rows(props):
-        rows = next((t for t in TOKEN_BUCKETS if t >= wanted), TOKEN_BUCKETS[-1])
-        rows = min(
-            rows, *(_most_rows(scheme, wgmma=props.arch == "sm_90a") for _, _, scheme in _products(shape))
-        )
-        wide13, wide2 = (_wide(rows, *dims, props) for dims in _products(shape))
-        return ExpertPlan("experts", wide13, wide2, False, f"{told}: blocks of {rows}")
-    rows = next((r for r in ROW_BUCKETS if r >= wanted), MAX_ROWS)
-    blocks = math.ceil(active * max(1.0, mean / rows))
-    ring13, ring2 = (_ring(rows, *dims, blocks, props) for dims in _products(shape))
-    return ExpertPlan("experts", ring13, ring2, False, f"{told}: blocks of {rows}")
+    rows, blocks = min(
+        ((rows, _blocks_of(mean, rows)) for rows in _buckets(shape, props)),
+        key=lambda choice: (choice[0] + BLOCK_COST) * choice[1],
+    )
+    told = f"{mean:.1f} rows an expert make {blocks * shape.experts:.0f} blocks of {rows}"
+    if rows >= first_wide_rows(props):
+        wide13, wide2 = (_wide(rows, dims[2], props) for dims in _products(shape))
+        return ExpertPlan("experts", wide13, wide2, False, told)
+    expected = math.ceil(blocks * shape.experts)
+    ring13, ring2 = (_ring(rows, *dims, expected, props) for dims in _products(shape))
+    return ExpertPlan("experts", ring13, ring2, False, told)
 
 
 def first_wide_rows(props: DeviceProps) -> int:
-    """Rows an expert from which on the wide kernel takes over."""
+    """Rows of a block from which on the wide kernel takes over: see decode/choose.py."""
     return 9 if props.arch == "sm_90a" else 17
 
 
@@ -106,29 +109,72 @@ def _products(shape: LayerShape) -> Sequence[tuple[int, int, Scheme]]:
     return (shape.k13, shape.n13, shape.scheme13), (shape.k2, shape.n2, shape.scheme2)
 
 
+def _buckets(shape: LayerShape, props: DeviceProps) -> list[int]:
+    """Rows of a block to choose from. Offsets and small groups need registers for more than products, as
+    in the dense kernel (decode/choose_wide.py)."""
+    wide_from, wgmma, most = first_wide_rows(props), props.arch == "sm_90a", TOKEN_BUCKETS[-1]
+    for scheme in (shape.scheme13, shape.scheme2):
+        if scheme.zeros == "offset":
+            most = min(most, 32)
+        elif not wgmma:
+            most = min(most, 48)
+    return [
+        *(r for r in ROW_BUCKETS if r < wide_from),
+        *(t for t in TOKEN_BUCKETS if wide_from <= t <= most),
+    ]
+
+
+def _blocks_of(mean: float, rows: int) -> float:
+    """Expected blocks of an expert with a Poisson number of rows: the sum over j of the chance of more than
+    ``j * rows``."""
+    chance, total, blocks = math.exp(-mean) if mean < 500 else 0.0, 0.0, 0.0
+    if not chance:
+        return mean / rows + 0.5  # the last block is half full
+    for count in range(int(mean + 12 * math.sqrt(mean) + 12)):
+        if count % rows == 0:
+            blocks += max(0.0, 1.0 - total - chance)
+        total += chance
+        chance *= mean / (count + 1)
+    return blocks
+
+
 def _ring(rows: int, k: int, n: int, scheme: Scheme, blocks: int, props: DeviceProps) -> ExpertRing:
-    """The ring configuration for about ``blocks`` blocks of ``rows`` rows."""
+    """The ring configuration for about ``blocks`` blocks of ``rows`` rows.
+
+    Read off a sweep on an H200 (bench/sweep_moe.py, int4, group size 128, bf16): microseconds of gate_up
+    or down.
+    """
     unit = 4096 // (scheme.bits * 512)
     units = -(-k // (64 * unit))
-    warps = max(1, min(8, units))
-    columns = n // 64
-    # Two CTAs on an SM; the plan of a cluster holds its share of the items.
-    ctas = 2 * props.sm_count
-    items = min(64, max(8, _power(2 * -(-blocks * columns // ctas))))
-    config = ExpertRing(RingConfig(rows, 1, unit, warps, 3, min_ctas=2), ctas, items)
+    items = blocks * (n // 64)
+    if items < 3 * props.sm_count and units >= 24:
+        # Few items of a long K: pairs of CTAs share it (15.4 for 128 items of 14336 rows, 15.8 without).
+        ring = RingConfig(rows, 1, unit, 6, 2, 2, min_ctas=2)
+    elif rows >= 8:
+        # 57.4 on qwen3 gate_up at M = 64 (four warps and slots of half the size: 64).
+        ring = RingConfig(rows, 1, unit, 6, 2, min_ctas=2 if rows < 16 or scheme.bits == 4 else 1)
+    elif units > 24:
+        # A long K: a third slot (79.9 on mixtral gate_up at M = 4; two slots 82 and more).
+        ring = RingConfig(rows, 1, unit, 6, 3, min_ctas=2)
+    elif units % 4 in (0, 3):
+        # 34.6 and 16.1 on qwen1.5 at M = 16; three CTAs of six warps 34.9 and 17.4.
+        ring = RingConfig(rows, 1, unit, 4, 2, min_ctas=4)
+    else:
+        # Six units for four warps leave a quarter idle: 18.5 on qwen3 down at M = 16; four warps 21.7.
+        ring = RingConfig(rows, 1, unit, min(6, units), 2, min_ctas=3 if scheme.bits == 4 else 2)
+    ring = replace(ring, warps=max(1, min(ring.warps, units // ring.split)))
+    config = ExpertRing(ring, 0, _PLANNED)
     while not _fits(config, scheme, k, props):
-        ring = config.ring
         if ring.slots > 2:
             ring = replace(ring, slots=ring.slots - 1)
-        elif ring.warps > 4:
-            ring = replace(ring, warps=ring.warps - 1)
         elif ring.min_ctas > 1:
-            ring = replace(ring, min_ctas=1)
+            ring = replace(ring, min_ctas=ring.min_ctas - 1)
         elif ring.warps > 1:
             ring = replace(ring, warps=ring.warps - 1)
         else:
             break
         config = replace(config, ring=ring)
+    config = replace(config, clusters=ring.min_ctas * props.sm_count // ring.split)
     config.check(scheme, k, props)
     return config
 
@@ -138,47 +184,29 @@ def _fits(config: ExpertRing, scheme: Scheme, k: int, props: DeviceProps) -> boo
     return config.shared_bytes(scheme, k) <= limit
 
 
-def _power(v: int) -> int:
-    return 1 << max(0, v - 1).bit_length()
-
-
-def _most_rows(scheme: Scheme, *, wgmma: bool) -> int:
-    """Most rows of a wide block: the limits of the dense kernel (decode/choose_wide.py). Offsets and
-    small groups need more registers."""
-    if scheme.zeros == "offset" or (scheme.bits == 8 and not wgmma):
-        return 64
-    return 112 if not wgmma and 0 < scheme.group_size < 128 else TOKEN_BUCKETS[-1]
-
-
-def _wide(tokens: int, k: int, n: int, scheme: Scheme, props: DeviceProps) -> ExpertWide:
+def _wide(tokens: int, scheme: Scheme, props: DeviceProps) -> ExpertWide:
     """The wide configuration for blocks of ``tokens`` rows."""
     wgmma = props.arch == "sm_90a"
-    whole = scheme.group_size != CHANNELWISE
-    in_place = tokens > 64 and scheme.zeros != "offset" and wgmma
-    for stage_k, slots, ctas in (
-        (256, 4, 2),
-        (256, 3, 2),
-        (128, 4, 2),
-        (128, 3, 2),
-        (128, 4, 1),
-        (128, 3, 1),
-    ):
-        aligned = whole and stage_k % scheme.group_size == 0
+    grouped = scheme.group_size != CHANNELWISE
+    in_place = tokens > 48 and scheme.zeros != "offset" and wgmma
+    most = 1 if not wgmma else 2 if scheme.zeros == "offset" else 3  # CTAs on an SM, for their registers
+    cuts = [(2, 256, 2, 1), (2, 128, 3, 1)] if tokens > 48 else [(1, 128, 4, 3), (1, 128, 3, 2)]
+    for warpgroups, stage_k, slots, wanted in (*cuts, (1, 128, 4, 1), (1, 128, 3, 1)):
+        ctas = min(wanted, most)
+        aligned = grouped and stage_k % scheme.group_size == 0
         config = WideConfig(
             tokens,
             2,
-            1,
+            warpgroups,
             stage_k,
             slots,
             min_ctas=ctas,
             wgmma=wgmma,
             in_place=in_place,
-            refill_batch=1 if wgmma else 0,
             scale_rows=stage_k // scheme.group_size if aligned else 1,
             ctas=ctas * props.sm_count,
         )
-        if config.shared_bytes(scheme) <= min(
-            props.smem_per_cta, props.smem_per_sm // ctas - props.smem_reserved
-        ):
+        room = min(props.smem_per_cta, props.smem_per_sm // ctas - props.smem_reserved)
+        if config.shared_bytes(scheme) <= room:
             return ExpertWide(config)
     raise ArgumentError("scheme", scheme, "a scheme whose stages fit in shared memory")

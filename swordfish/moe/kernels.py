@@ -53,7 +53,8 @@ class Product:
     def of(
         cls,
         weights: ExpertWeights,
-        routing: Routing,
+        direct: bool,
+        wide_ids: bool,
         activation: Activation | None,
         *,
         router: bool,
@@ -71,8 +72,8 @@ class Product:
             router,
             in_order,
             early,
-            routing.wide_ids,
-            routing.schedule is None,
+            wide_ids,
+            direct,
         )
 
     def defines(self) -> dict[str, int | str]:

@@ -66,7 +66,13 @@ def gate_up(
     h = torch.empty((routing.pairs, w13.padded_n // 2), dtype=w13.dtype, device=w13.device)
     # A launch before this one that ran after sorting is complete: its predecessor has ended.
     product = Product.of(
-        w13, routing, activation, router=router_weights is not None, in_order=in_order, early=in_order
+        w13,
+        routing.direct,
+        routing.wide_ids,
+        activation,
+        router=router_weights is not None,
+        in_order=in_order,
+        early=in_order,
     )
     _launch(config, product, routing.blocks, arch)(config.arguments(w13, x, router_weights, routing, h))
     return h
@@ -85,7 +91,15 @@ def down(
     if w2.perm is not None:
         h = gather_rows(h, w2, routing, arch, in_order=True)
     sums = torch.empty((routing.pairs, w2.padded_n), dtype=torch.float32, device=w2.device)
-    product = Product.of(w2, routing, None, router=router_weights is not None, in_order=True, early=True)
+    product = Product.of(
+        w2,
+        routing.direct,
+        routing.wide_ids,
+        None,
+        router=router_weights is not None,
+        in_order=True,
+        early=True,
+    )
     _launch(config, product, routing.blocks, arch)(config.arguments(w2, h, router_weights, routing, sums))
     return sums
 

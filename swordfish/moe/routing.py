@@ -76,7 +76,12 @@ class Routing:
     @property
     def blocks(self) -> int:
         """Blocks, at most."""
-        return self.pairs if self.schedule is None else block_bound(self.pairs, self.experts, self.block_rows)
+        return self.pairs if self.direct else block_bound(self.pairs, self.experts, self.block_rows)
+
+    @property
+    def direct(self) -> bool:
+        """Pairs are blocks as they are."""
+        return self.schedule is None
 
     @property
     def wide_ids(self) -> bool:
