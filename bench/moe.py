@@ -29,8 +29,8 @@ from bench.moe_data import MODELS, MoeShape, reference_products
 from bench.moe_layers import ROUTES, SILU, ColdLayers
 from bench.session import failure, rounds_for
 from bench.shapes import parse_ints
-from swordfish.moe import moe, plan_layer
-from swordfish.moe.layer import workspace_bytes
+from swordfish.experts import moe, plan_layer
+from swordfish.experts.layer import workspace_bytes
 from swordfish.runtime.registry import compile_many
 from swordfish.scheme import Scheme
 

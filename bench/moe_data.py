@@ -9,9 +9,9 @@ import torch
 
 import swordfish as sf
 from bench.data import CODE_SIGMA
+from swordfish.experts import Activation, ExpertWeights
+from swordfish.experts.reference import places_of
 from swordfish.layouts.packing import packed_shape
-from swordfish.moe import Activation, ExpertWeights
-from swordfish.moe.reference import places_of
 from swordfish.scheme import CHANNELWISE, Scheme
 
 __all__ = ["MODELS", "MoeShape", "Routes", "hidden_states", "random_experts", "reference_products", "routes"]

@@ -10,11 +10,11 @@ import torch
 from bench.data import check
 from bench.harness import clone_state
 from bench.moe_data import MoeShape, Routes, hidden_states, random_experts, reference_products, routes
-from swordfish.moe import ACTIVATIONS, ExpertWeights
-from swordfish.moe.choose import ExpertConfig, ExpertPlan
-from swordfish.moe.kernels import ExpertWide, Product
-from swordfish.moe.layer import down, gate_up
-from swordfish.moe.routing import Routing, sort_pairs
+from swordfish.experts import ACTIVATIONS, ExpertWeights
+from swordfish.experts.choose import ExpertConfig, ExpertPlan
+from swordfish.experts.kernels import ExpertWide, Product
+from swordfish.experts.layer import down, gate_up
+from swordfish.experts.routing import Routing, sort_pairs
 from swordfish.runtime.device import DeviceProps, device_props
 from swordfish.runtime.source import KernelSource
 from swordfish.scheme import Scheme

@@ -6,34 +6,28 @@ python -m bench.sweep_moe --models qwen3-30b-a3b --m 1,64 --out sweep.json
 from __future__ import annotations
 
 import argparse
-import functools
 import itertools
 import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bench.data import check
-from bench.harness import clone_state
 from bench.moe_data import MODELS, MoeShape
 from bench.moe_layers import SILU, ColdLayers
 from bench.shapes import parse_ints
 from swordfish.decode import RingConfig, WideConfig
 from swordfish.errors import ArgumentError
-from swordfish.moe import ACTIVATIONS, ExpertWeights
-from swordfish.moe.choose import ExpertConfig, LayerShape, plan_experts
-from swordfish.moe.kernels import ExpertRing, ExpertWide, Product
-from swordfish.moe.layer import down, gate_up
-from swordfish.moe.routing import Routing, sort_pairs
+from swordfish.experts.choose import ExpertConfig, LayerShape, plan_experts
+from swordfish.experts.kernels import ExpertRing, ExpertWide, Product
 from swordfish.runtime.device import DeviceProps, device_props
 from swordfish.runtime.registry import compile_many, get_artifact
 from swordfish.scheme import Scheme
-from swordfish.tune.timing import CudaBackend, Graph, medians
+from swordfish.tune.timing import CudaBackend, medians
 
 __all__ = ["candidates", "main"]
 
@@ -81,7 +75,7 @@ def candidates(
                 rows = stage_k // scheme.group_size
                 wide = WideConfig(
                     t, tiles, groups, stage_k, slots, min_ctas=ctas, refill_batch=0, scale_rows=rows,
-                    in_place=in_place, ctas=ctas * props.sm_count,
+                    in_place=in_place,
                 )  # fmt: skip
                 config = ExpertWide(wide)
                 config.check(scheme, k, props)

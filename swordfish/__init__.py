@@ -24,6 +24,7 @@ from swordfish.scheme import Scheme
 
 if TYPE_CHECKING:
     from swordfish.dispatch import Plan, explain
+    from swordfish.experts import Activation, ExpertWeights, MoE, load_experts, moe
     from swordfish.formats import (
         from_awq,
         from_compressed_tensors,
@@ -43,7 +44,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _LAZY = {
+    "Activation": "experts",
+    "ExpertWeights": "experts",
     "Linear": "linear",
+    "MoE": "experts",
     "PackedWeight": "packed",
     "Plan": "dispatch",
     "QuantizedWeight": "weights",
@@ -55,19 +59,24 @@ _LAZY = {
     "from_gguf": "formats",
     "from_gptq": "formats",
     "list_layers": "formats",
+    "load_experts": "experts",
     "load_layer": "formats",
     "load_layers": "formats",
     "mm": "matmul",
+    "moe": "experts",
     "pack": "weights",
     "pack_weight": "weights",
     "warmup": "warm",
 }
 
 __all__ = [
+    "Activation",
     "ArgumentError",
     "ArgumentTypeError",
     "CompileError",
+    "ExpertWeights",
     "Linear",
+    "MoE",
     "PackedWeight",
     "Plan",
     "QuantizedWeight",
@@ -83,9 +92,11 @@ __all__ = [
     "from_gguf",
     "from_gptq",
     "list_layers",
+    "load_experts",
     "load_layer",
     "load_layers",
     "mm",
+    "moe",
     "pack",
     "pack_weight",
     "warmup",

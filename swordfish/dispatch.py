@@ -6,7 +6,7 @@ import functools
 import logging
 import os
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import torch
 
@@ -25,6 +25,9 @@ from swordfish.runtime.device import DeviceProps, device_props
 from swordfish.runtime.registry import Source
 from swordfish.scheme import Scheme, ZeroKind
 from swordfish.tune.table import device_table
+
+if TYPE_CHECKING:
+    from swordfish.experts import ExpertPlan, MoE
 
 __all__ = [
     "LOG_VARIABLE",
@@ -186,12 +189,23 @@ def sources_for(
     return list(found)
 
 
-def explain(w: PackedWeight, m: int) -> Plan:
-    """Which kernel ``sf.mm`` would run for ``m`` rows of this weight, on its device, and why; print it."""
-    if not isinstance(w, PackedWeight):
-        raise ArgumentError("w", type(w).__name__, "a PackedWeight")
-    padded, props = w.packed_k != w.shape[0], props_of(w.device)
-    return plan(m, w.shape[1], w.packed_k, w.scheme, props, padded_rows=padded, wishes=overrides())
+@overload
+def explain(w: PackedWeight, m: int) -> Plan: ...
+@overload
+def explain(w: MoE, m: int, *, top_k: int) -> ExpertPlan: ...
+def explain(w: PackedWeight | MoE, m: int, *, top_k: int | None = None) -> Plan | ExpertPlan:
+    """Which kernels ``sf.mm`` would run for ``m`` rows of this weight, or ``sf.MoE`` for ``m`` tokens of
+    ``top_k`` experts each, on its device, and why; print it."""
+    if isinstance(w, PackedWeight):
+        padded, props = w.packed_k != w.shape[0], props_of(w.device)
+        return plan(m, w.shape[1], w.packed_k, w.scheme, props, padded_rows=padded, wishes=overrides())
+    from swordfish.experts import MoE, plan_layer
+
+    if not isinstance(w, MoE):
+        raise ArgumentError("w", type(w).__name__, "a PackedWeight or a MoE")
+    if top_k is None:
+        raise ArgumentError("top_k", None, "the experts of a token, for a MoE")
+    return plan_layer(w.w13, w.w2, m, top_k, w.expert_map)
 
 
 def props_of(device: torch.device) -> DeviceProps | None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import Any
 
 import torch
-from torch import nn
 
 from swordfish.errors import ArgumentError, ArgumentTypeError
 from swordfish.layouts.packing import BLOCK, packed_shape
 from swordfish.matmul import mm
 from swordfish.packed import FORMAT_VERSION, PackedWeight
+from swordfish.packed_module import PackedModule
 from swordfish.scheme import Scheme
 
 __all__ = ["Linear"]
@@ -20,7 +19,7 @@ __all__ = ["Linear"]
 _BUFFERS = ("words", "scale_rows", "zero_rows", "perm", "bias")
 
 
-class Linear(nn.Module):
+class Linear(PackedModule):
     """``y = x @ W + bias`` for a packed weight; x ``[..., in_features]`` in the weight's dtype.
 
     The tensors of the weight are buffers (``words``, ``scale_rows``, ``zero_rows``, ``perm``, ``bias``), so
@@ -109,37 +108,12 @@ class Linear(nn.Module):
     def extra_repr(self) -> str:
         return repr(self.weight)
 
-    def get_extra_state(self) -> torch.Tensor:
-        """Format version, scheme and shape as JSON text in a uint8 tensor, stored with the state_dict."""
-        text = json.dumps(self._description()).encode()
-        return torch.frombuffer(bytearray(text), dtype=torch.uint8)
-
-    def set_extra_state(self, state: torch.Tensor) -> None:
-        """Checks what :meth:`get_extra_state` stored. Raises ``ArgumentError`` when it describes another
-        layer."""
-        found: dict[str, Any] = json.loads(bytes(state.cpu().numpy()))
-        for name, expected in self._description().items():
-            if found.get(name) != expected:
-                wanted = f"{expected}, which this layer was made for"
-                raise ArgumentError(f"state_dict {name}", found.get(name), wanted)
-
     def _description(self) -> dict[str, Any]:
         return {
             "version": FORMAT_VERSION,
             "scheme": asdict(self.scheme),
             "shape": [self.in_features, self.out_features],
         }
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Linear:
-        """Device moves apply; dtype changes do not (nn.Module offers no narrower hook for floating
-        buffers)."""
-
-        def keep_dtype(t: torch.Tensor) -> torch.Tensor:
-            moved: torch.Tensor = fn(t)
-            return moved if moved.dtype == t.dtype else t.to(moved.device)
-
-        super()._apply(keep_dtype, recurse)  # type: ignore[no-untyped-call]
-        return self
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()

@@ -8,7 +8,7 @@ from swordfish.errors import ArgumentError, ArgumentTypeError
 from swordfish.operators import multiply, operands, rows
 from swordfish.packed import PackedWeight
 
-__all__ = ["mm"]
+__all__ = ["is_plain", "mm"]
 
 _C = torch._C
 
@@ -51,7 +51,7 @@ def mm(
     if out is not None:
         _check_out(out, (*x.shape[:-1], w.shape[1]), w, x)
     gradient = torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad))
-    if not gradient and _plain(x):
+    if not gradient and is_plain(x):
         return multiply(x, w, bias, out)
     words, scale_rows, zero_rows, perm, *rest = operands(w)
     if out is None:
@@ -74,11 +74,11 @@ def _quick(x: torch.Tensor, w: PackedWeight) -> bool:
         and shape[1] == w.shape[0]
         and x.get_device() == w.words.get_device() >= 0
         and not x.requires_grad
-        and _plain(x)
+        and is_plain(x)
     )
 
 
-def _plain(x: torch.Tensor) -> bool:
+def is_plain(x: torch.Tensor) -> bool:
     """Nothing but the kernel has to see this call: no tracing, tensor subclass, mode or function transform.
     torch's dispatcher would find out the same for a third of the host time of a call."""
     return (

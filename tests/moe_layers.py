@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import swordfish as sf
-from swordfish.moe import ACTIVATIONS, Activation, ExpertWeights
+from swordfish.experts import ACTIVATIONS, Activation, ExpertWeights
 from tests.backends import exact, quantised
 
 __all__ = ["MoeLayer", "assert_layer", "layer", "routing"]

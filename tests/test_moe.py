@@ -11,9 +11,9 @@ import torch
 
 import swordfish as sf
 from swordfish.decode import RingConfig, WideConfig
-from swordfish.moe import ACTIVATIONS, Activation, ExpertPlan, ExpertWeights, moe, plan_layer
-from swordfish.moe.kernels import ExpertRing, ExpertWide
-from swordfish.moe.layer import launch_layer
+from swordfish.experts import ACTIVATIONS, Activation, ExpertPlan, ExpertWeights, moe, plan_layer
+from swordfish.experts.kernels import ExpertRing, ExpertWide
+from swordfish.experts.layer import launch_layer
 from tests.backends import BACKENDS, EMULATED, Backend
 from tests.moe_layers import MoeLayer, assert_layer, layer, routing
 
@@ -202,11 +202,10 @@ def test_ring_configurations(backend: Backend, config: ExpertRing) -> None:
 @pytest.mark.parametrize(
     "config",
     [
-        WideConfig(16, 2, 1, 128, 3, ctas=5),
-        WideConfig(32, 4, 2, 128, 3, ctas=3),
-        WideConfig(24, 2, 2, 256, 2, scale_rows=4, ctas=1),
-        WideConfig(16, 2, 1, 128, 3, ctas=200),
-        WideConfig(112, 2, 1, 128, 3, in_place=True, ctas=7),
+        WideConfig(16, 2, 1, 128, 3),
+        WideConfig(32, 4, 2, 128, 3),
+        WideConfig(24, 2, 2, 256, 2, scale_rows=4),
+        WideConfig(112, 2, 1, 128, 3, in_place=True),
     ],
     ids=str,
 )
@@ -283,7 +282,7 @@ def test_large_calls_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     made = layer(3, 128, 64)
     weights, ids = routing(30, 2, 3)
     x = tokens(30, made)
-    monkeypatch.setattr("swordfish.moe.ops.MAX_WORKSPACE", 20_000)
+    monkeypatch.setattr("swordfish.experts.operators.MAX_WORKSPACE", 20_000)
     with sf.emulate("sm_90a") as emulation:
         y = moe(x, made.w13, made.w2, weights, ids)
         launches = len(emulation.reports)

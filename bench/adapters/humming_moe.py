@@ -12,8 +12,8 @@ import torch
 from bench.adapters.base import pack_rows
 from bench.adapters.humming import COMPILE_THREADS, LOCKS
 from bench.moe_data import MoeShape, Routes
+from swordfish.experts import ExpertWeights
 from swordfish.layouts.packing import unpack_words
-from swordfish.moe import ExpertWeights
 from swordfish.scheme import Scheme
 
 __all__ = ["HummingExperts"]

@@ -11,9 +11,9 @@ from swordfish.decode.defines import scheme_defines
 from swordfish.decode.ring import RingConfig
 from swordfish.decode.wide import WideConfig
 from swordfish.errors import ArgumentError
-from swordfish.moe.activation import Activation
-from swordfish.moe.experts import ExpertWeights
-from swordfish.moe.routing import Routing, routing_defines
+from swordfish.experts.activation import Activation
+from swordfish.experts.routing import Routing, routing_defines
+from swordfish.experts.weights import ExpertWeights
 from swordfish.runtime.arguments import Argument
 from swordfish.runtime.device import DeviceProps
 from swordfish.runtime.launch import LaunchConfig
@@ -144,7 +144,7 @@ class ExpertRing:
         scheme, k = product.scheme, product.k
         defines = self.ring.defines(scheme, k, _EXCHANGES) | product.defines()
         defines |= {"SF_ITEMS": self.items, "SF_SHARED_BYTES": self.shared_bytes(scheme, k)}
-        return assemble("swordfish/moe/device/ring.cu", "experts_ring", defines)
+        return assemble("swordfish/experts/device/ring.cu", "experts_ring", defines)
 
     def launch_config(self, product: Product, blocks: int) -> LaunchConfig:
         """Launch for up to ``blocks`` blocks: as many clusters as configured, more if their plans would
@@ -192,16 +192,18 @@ class ExpertRing:
 @dataclass(frozen=True)
 class ExpertWide:
     """``experts_wide``: ``wide`` cuts the output into tiles, ``tokens`` rows of a block and ``columns``
-    columns, whose stages ``ctas`` CTAs share (Stream-K).
+    columns, one CTA each.
 
-    Raises ``ArgumentError`` without ``ctas`` or with a single tile a warpgroup.
+    Raises ``ArgumentError`` if several CTAs would share a tile, or a warpgroup has a single m64 tile.
     """
 
     wide: WideConfig
 
     def __post_init__(self) -> None:
-        if not self.wide.ctas:
-            raise ArgumentError("WideConfig.ctas", self.wide.ctas, "1 or more: CTAs share all stages")
+        for name, one in (("split", 1), ("ctas", 0)):
+            if getattr(self.wide, name) != one:
+                allowed = f"{one}: a CTA makes a tile"
+                raise ArgumentError(f"WideConfig.{name}", getattr(self.wide, name), allowed)
         if self.wide.tiles % 2:
             raise ArgumentError("WideConfig.tiles", self.wide.tiles, "2 or 4: a warp owns gate and up")
 
@@ -220,12 +222,12 @@ class ExpertWide:
     def source(self, product: Product) -> KernelSource:
         """The kernel of a product."""
         defines = self.wide.defines(product.scheme, product.k) | product.defines()
-        return assemble("swordfish/moe/device/wide.cu", "experts_wide", defines)
+        return assemble("swordfish/experts/device/wide.cu", "experts_wide", defines)
 
     def launch_config(self, product: Product, blocks: int) -> LaunchConfig:
-        """Launch for any number of blocks."""
+        """Launch for up to ``blocks`` blocks: a CTA for each and every tile of columns."""
         return LaunchConfig(
-            grid=(self.wide.ctas, 1, 1),
+            grid=(blocks * -(-product.n // self.wide.columns), 1, 1),
             block=(self.wide.threads, 1, 1),
             shared_bytes=self.wide.shared_bytes(product.scheme),
             programmatic=True,
@@ -243,14 +245,4 @@ class ExpertWide:
         padded to blocks of 64; ``router_weights`` fp32 ``[tokens, top_k]``."""
         zeros = None if weights.zero_rows is None else weights.zero_rows.flatten(0, 1)
         maps = self.wide.maps(weights.words.flatten(0, 1), weights.scale_rows.flatten(0, 1), zeros, x)
-        partials, flags = self.wide.workspace(x.device)
-        return (
-            *maps,
-            weights.bias_rows,
-            out,
-            partials,
-            flags,
-            routing.schedule,
-            routing.order,
-            router_weights,
-        )
+        return (*maps, weights.bias_rows, out, routing.schedule, routing.order, router_weights)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from swordfish.moe.experts import ExpertWeights
+from swordfish.experts.weights import ExpertWeights
 from swordfish.runtime.launch import LaunchConfig, PreparedLaunch
 from swordfish.runtime.registry import get_kernel
 from swordfish.runtime.source import KernelSource, assemble
@@ -25,7 +25,7 @@ __all__ = [
     "sum_source",
 ]
 
-_ENTRY = 4  # words: one entry for the counts, one for each block, one that nobody fills
+_ENTRY = 4  # words: one entry for the counts, one for each block
 _SORT_THREADS = 1024
 _THREADS = 128
 
@@ -43,7 +43,7 @@ class Routing:
     ``ids``        ``[tokens, top_k]`` int32 or int64, contiguous: global expert ids
     ``expert_map`` int32 ``[global experts]`` or ``None``: place among the experts here, -1 elsewhere
     ``experts``    experts here
-    ``schedule``   int32 ``[4 * (blocks + 2)]``, see device/routing.cuh; ``None``: pairs are their own blocks
+    ``schedule``   int32 ``[4 * (blocks + 1)]``, see device/routing.cuh; ``None``: pairs are their own blocks
     ``order``      int32 ``[pairs]`` or ``None``
     ``block_rows`` rows of a block, at most
     ============== =================================================================================
@@ -96,7 +96,7 @@ def routing_defines(experts: int, wide_ids: bool, *, direct: bool = False) -> di
 
 def _source(file: str, entry: str, defines: dict[str, int | str]) -> KernelSource:
     del defines["SF_DIRECT"]  # these kernels work on a schedule, or need none
-    return assemble(f"swordfish/moe/device/{file}.cu", entry, {"SF_BF16": 1} | defines)
+    return assemble(f"swordfish/experts/device/{file}.cu", entry, {"SF_BF16": 1} | defines)
 
 
 @functools.cache
@@ -136,7 +136,7 @@ def sort_pairs(
     """The routing with its schedule, sorted by one launch of one CTA. At least one pair."""
     device, pairs = ids.device, ids.numel()
     bound = block_bound(pairs, experts, block_rows)
-    schedule = torch.empty(_ENTRY * (bound + 2), dtype=torch.int32, device=device)
+    schedule = torch.empty(_ENTRY * (bound + 1), dtype=torch.int32, device=device)
     order = torch.empty(pairs, dtype=torch.int32, device=device)
     routing = Routing(ids, expert_map, experts, block_rows, schedule, order)
     launch = _prepared(sort_source(experts, routing.wide_ids), arch, 1, _SORT_THREADS)

@@ -6,16 +6,13 @@ import torch
 
 from swordfish.dispatch import props_of
 from swordfish.errors import ArgumentError, ArgumentTypeError
-from swordfish.moe.activation import Activation, activation_of
-from swordfish.moe.choose import ExpertPlan, LayerShape, plan_experts
-from swordfish.moe.experts import ExpertWeights
-from swordfish.moe.layer import launch_layer, workspace_bytes
-from swordfish.moe.reference import reference_layer
+from swordfish.experts.activation import Activation, activation_of
+from swordfish.experts.choose import ExpertPlan, plan_experts
+from swordfish.experts.operators import layer_shape, operands, run_layer
+from swordfish.experts.weights import ExpertWeights
+from swordfish.matmul import is_plain
 
-__all__ = ["MAX_WORKSPACE", "check_weights", "layer_shape", "moe", "plan_layer"]
-
-MAX_WORKSPACE = 512 << 20
-"""Bytes of workspace beyond which a call is done in several parts, one after the other."""
+__all__ = ["check_map_values", "check_weights", "moe", "plan_layer"]
 
 
 def moe(
@@ -40,7 +37,7 @@ def moe(
         topk_weights: ``[M, top_k]``, floating; used in fp32.
         topk_ids: ``[M, top_k]`` int32 or int64, global expert ids.
         activation: ``"silu"``, ``"gelu"``, ``"gelu_tanh"``, ``"swiglu"`` (constants of gpt-oss) or an
-            :class:`~swordfish.moe.Activation`.
+            :class:`~swordfish.experts.Activation`.
         expert_map: int32 ``[global experts]``: place of an expert among the E here, -1 for one that is
         elsewhere.
             Without it ids are places.
@@ -68,61 +65,20 @@ def moe(
             "weight_on_input", True, f"False with top_k={topk_ids.shape[1]}", "x would need several weights."
         )
     shape = (x.shape[0], w2.shape[1])
-    if out is None:
-        out = torch.empty(shape, dtype=x.dtype, device=x.device)
-    else:
+    if out is not None:
         _check_out(out, shape, x)
-    target = (
-        out if out.stride(1) == 1 or out.shape[1] == 1 else torch.empty(shape, dtype=x.dtype, device=x.device)
-    )
-    _run(x, w13, w2, topk_weights, topk_ids, expert_map, act, target, weight_on_input)
-    return out if target is out else out.copy_(target)
-
-
-def _run(
-    x: torch.Tensor,
-    w13: ExpertWeights,
-    w2: ExpertWeights,
-    topk_weights: torch.Tensor,
-    topk_ids: torch.Tensor,
-    expert_map: torch.Tensor | None,
-    activation: Activation,
-    out: torch.Tensor,
-    weight_on_input: bool,
-) -> None:
-    """Checked operands; ``out`` has unit inner stride."""
-    tokens, top_k = topk_ids.shape
-    if top_k == 0 or tokens == 0:
-        out.zero_()
-        return
-    ids, weights = topk_ids.contiguous(), topk_weights.float().contiguous()
-    if x.stride(1) != 1:
-        x = x.contiguous()
-    props = props_of(x.device)
-    shape = layer_shape(w13, w2, expert_map)
-    plan = plan_experts(tokens, top_k, shape, props)
-    if props is None:
-        reference_layer(
-            x, w13, w2, weights, ids, expert_map, activation, out, weight_on_input=weight_on_input
+    if not is_plain(x):
+        result: torch.Tensor = torch.ops.swordfish.moe(
+            *operands(x, w13, w2, topk_weights, topk_ids, expert_map, act, weight_on_input)
         )
-        return
-    parts = -(-workspace_bytes(tokens, top_k, w13, w2, plan) // MAX_WORKSPACE)
-    step = -(-tokens // parts)
-    for start in range(0, tokens, step):
-        part = slice(start, min(tokens, start + step))
-        plan = plan_experts(part.stop - part.start, top_k, shape, props)
-        launch_layer(
-            plan, x[part], w13, w2, weights[part], ids[part], expert_map, activation, out[part], props.arch,
-            weight_on_input=weight_on_input,
-        )  # fmt: skip
-
-
-def layer_shape(w13: ExpertWeights, w2: ExpertWeights, expert_map: torch.Tensor | None) -> LayerShape:
-    """What plans depend on."""
-    everywhere = w13.experts if expert_map is None else int(expert_map.shape[0])
-    return LayerShape(
-        w13.experts, everywhere, w13.packed_k, w13.padded_n, w2.packed_k, w2.padded_n, w13.scheme, w2.scheme
-    )
+        return result if out is None else out.copy_(result)
+    _check_values(topk_ids, expert_map, w13)
+    target = out
+    if out is None or (out.stride(1) != 1 and out.shape[1] > 1):
+        target = torch.empty(shape, dtype=x.dtype, device=x.device)
+    assert target is not None
+    run_layer(x, w13, w2, topk_weights, topk_ids, expert_map, act, target, weight_on_input)
+    return target if out is None or target is out else out.copy_(target)
 
 
 def plan_layer(
@@ -178,18 +134,24 @@ def _check_operands(
         raise ArgumentError("topk_ids", f"{topk_ids.numel()} pairs", "less than 2**31")
     if expert_map is not None:
         check_map(expert_map, w13)
+    if x.requires_grad and torch.is_grad_enabled():
+        raise ArgumentError("x.requires_grad", True, "False: expert layers have no gradient", "Use no_grad.")
+
+
+def _check_values(topk_ids: torch.Tensor, expert_map: torch.Tensor | None, w13: ExpertWeights) -> None:
+    """What costs nothing to look at: values of tensors on the CPU."""
+    if expert_map is not None and expert_map.device.type == "cpu":
+        check_map_values(expert_map, w13.experts)
     if topk_ids.device.type == "cpu" and topk_ids.numel():
         everywhere = w13.experts if expert_map is None else expert_map.shape[0]
         highest = int(topk_ids.max())
         if highest >= everywhere:
-            raise ArgumentError(
-                "topk_ids", highest, f"at most {everywhere - 1}, the last expert; -1 is nobody"
-            )
+            allowed = f"at most {everywhere - 1}, the last expert; -1 is nobody"
+            raise ArgumentError("topk_ids", highest, allowed)
 
 
 def check_map(expert_map: torch.Tensor, w13: ExpertWeights) -> None:
-    """Raises on a map of wrong type, shape or device; its values are read only where that costs nothing,
-    on the CPU."""
+    """Raises on a map of wrong type, shape or device."""
     if not isinstance(expert_map, torch.Tensor):
         raise ArgumentTypeError("expert_map", type(expert_map).__name__, "a torch.Tensor or None")
     if expert_map.dtype != torch.int32:
@@ -198,8 +160,6 @@ def check_map(expert_map: torch.Tensor, w13: ExpertWeights) -> None:
         raise ArgumentError("expert_map.shape", tuple(expert_map.shape), "[global experts], contiguous")
     if expert_map.device != w13.device:
         raise ArgumentError("expert_map.device", expert_map.device, f"{w13.device}, where the weights are")
-    if expert_map.device.type == "cpu":
-        check_map_values(expert_map, w13.experts)
 
 
 def check_map_values(expert_map: torch.Tensor, experts: int) -> None:

@@ -12,7 +12,7 @@ from swordfish.decode.choose_wide import TOKEN_BUCKETS
 from swordfish.decode.ring import RingConfig
 from swordfish.decode.wide import WideConfig
 from swordfish.errors import ArgumentError
-from swordfish.moe.kernels import ExpertRing, ExpertWide
+from swordfish.experts.kernels import ExpertRing, ExpertWide
 from swordfish.runtime.device import DeviceProps
 from swordfish.scheme import CHANNELWISE, Scheme
 
@@ -22,9 +22,6 @@ ExpertConfig: TypeAlias = "ExpertRing | ExpertWide"
 
 ROW_BUCKETS = (1, 2, 4, 8, 16)
 """Rows of a block for which ring kernels are compiled."""
-
-_PLANNED = 16
-"""Items of a cluster that its plan has room for; with more there are more clusters."""
 
 BLOCK_COST = 20
 """What a block costs besides its rows, in rows."""
@@ -93,7 +90,7 @@ def plan_experts(tokens: int, top_k: int, shape: LayerShape, props: DeviceProps 
     )
     told = f"{mean:.1f} rows an expert make {blocks * shape.experts:.0f} blocks of {rows}"
     if rows >= first_wide_rows(props):
-        wide13, wide2 = (_wide(rows, dims[2], props) for dims in _products(shape))
+        wide13, wide2 = (_wide(rows, dims[0], dims[2], props) for dims in _products(shape))
         return ExpertPlan("experts", wide13, wide2, False, told)
     expected = math.ceil(blocks * shape.experts)
     ring13, ring2 = (_ring(rows, *dims, expected, props) for dims in _products(shape))
@@ -141,40 +138,53 @@ def _blocks_of(mean: float, rows: int) -> float:
 def _ring(rows: int, k: int, n: int, scheme: Scheme, blocks: int, props: DeviceProps) -> ExpertRing:
     """The ring configuration for about ``blocks`` blocks of ``rows`` rows.
 
-    Read off a sweep on an H200 (bench/sweep_moe.py, int4, group size 128, bf16): microseconds of gate_up
-    or down.
+    Read off sweeps on an H200 (bench/sweep_moe.py, int4, group size 128, bf16): microseconds of gate_up
+    or down of the models in docs/moe.md.
     """
     unit = 4096 // (scheme.bits * 512)
     units = -(-k // (64 * unit))
     items = blocks * (n // 64)
-    if items < 3 * props.sm_count and units >= 24:
-        # Few items of a long K: pairs of CTAs share it (15.4 for 128 items of 14336 rows, 15.8 without).
-        ring = RingConfig(rows, 1, unit, 6, 2, 2, min_ctas=2)
-    elif rows >= 8:
-        # 57.4 on qwen3 gate_up at M = 64 (four warps and slots of half the size: 64).
-        ring = RingConfig(rows, 1, unit, 6, 2, min_ctas=2 if rows < 16 or scheme.bits == 4 else 1)
-    elif units > 24:
-        # A long K: a third slot (79.9 on mixtral gate_up at M = 4; two slots 82 and more).
+    heavy = scheme.bits == 8 or scheme.zeros != "none"  # in registers
+    if rows >= 8:
+        if units <= 8:
+            # A short K: 29.8 on qwen3 down at M = 64, in pairs of columns that share their tokens; 40.7 else.
+            ring = RingConfig(rows, 2, 1, 6, 2, min_ctas=1 if heavy else 2)
+        else:
+            # 119 on mixtral gate_up at M = 16; two CTAs of six warps 130.
+            ring = RingConfig(rows, 1, unit, 4, 2, min_ctas=2 if heavy or rows > 8 else 3)
+    elif units >= 24 and items < 3 * props.sm_count:
+        # Few items of a long K: pairs of CTAs share it (15.4 on mixtral down at M = 1; half the warps 20.4).
+        ring = RingConfig(rows, 1, unit, 12 if rows == 1 else 8, 2, 2, min_ctas=1 if heavy else 2)
+    elif units >= 24 and rows == 1:
+        # A long K wants more bytes in flight: 32.8 on mixtral gate_up at M = 1, with two slots 34.4.
+        ring = RingConfig(rows, 1, unit, 4, 3, min_ctas=3 if heavy else 4)
+    elif units >= 24:
+        # 79.9 on mixtral gate_up at M = 4; two slots 82 and more.
         ring = RingConfig(rows, 1, unit, 6, 3, min_ctas=2)
-    elif units % 4 in (0, 3):
-        # 34.6 and 16.1 on qwen1.5 at M = 16; three CTAs of six warps 34.9 and 17.4.
-        ring = RingConfig(rows, 1, unit, 4, 2, min_ctas=4)
     else:
-        # Six units for four warps leave a quarter idle: 18.5 on qwen3 down at M = 16; four warps 21.7.
-        ring = RingConfig(rows, 1, unit, min(6, units), 2, min_ctas=3 if scheme.bits == 4 else 2)
-    ring = replace(ring, warps=max(1, min(ring.warps, units // ring.split)))
-    config = ExpertRing(ring, 0, _PLANNED)
-    while not _fits(config, scheme, k, props):
+        # 15.3 and 34.6 on qwen1.5 gate_up at M = 4 and 16; three CTAs of six warps 17.6 and 34.9.
+        ring = RingConfig(rows, 1, unit, 4, 2, min_ctas=3 if heavy else 4)
+    ring = replace(ring, warps=max(1, min(ring.warps, -(-k // (64 * ring.unit)) // ring.split)))
+    config = ExpertRing(ring, 0, 1)
+    while True:
+        ring = config.ring
+        # Many items are dealt out to as many CTAs as fit, whose rings run on; a few are better taken as CTAs
+        # become free (15.3 on qwen1.5 gate_up at M = 4, dealt out 21.5).
+        clusters = ring.min_ctas * props.sm_count // ring.split
+        tiles = blocks * -(-n // (64 * ring.cols))
+        config = ExpertRing(ring, 0, 1)
+        if tiles >= 2.5 * clusters:
+            config = ExpertRing(ring, clusters, min(64, _power(2 * -(-tiles // clusters))))
+        if _fits(config, scheme, k, props):
+            break
         if ring.slots > 2:
-            ring = replace(ring, slots=ring.slots - 1)
+            config = replace(config, ring=replace(ring, slots=ring.slots - 1))
         elif ring.min_ctas > 1:
-            ring = replace(ring, min_ctas=ring.min_ctas - 1)
+            config = replace(config, ring=replace(ring, min_ctas=ring.min_ctas - 1))
         elif ring.warps > 1:
-            ring = replace(ring, warps=ring.warps - 1)
+            config = replace(config, ring=replace(ring, warps=ring.warps - 1))
         else:
             break
-        config = replace(config, ring=ring)
-    config = replace(config, clusters=ring.min_ctas * props.sm_count // ring.split)
     config.check(scheme, k, props)
     return config
 
@@ -184,13 +194,28 @@ def _fits(config: ExpertRing, scheme: Scheme, k: int, props: DeviceProps) -> boo
     return config.shared_bytes(scheme, k) <= limit
 
 
-def _wide(tokens: int, scheme: Scheme, props: DeviceProps) -> ExpertWide:
-    """The wide configuration for blocks of ``tokens`` rows."""
+def _power(v: int) -> int:
+    return 1 << max(0, v - 1).bit_length()
+
+
+def _wide(tokens: int, k: int, scheme: Scheme, props: DeviceProps) -> ExpertWide:
+    """The wide configuration for blocks of ``tokens`` rows; from the same sweeps."""
     wgmma = props.arch == "sm_90a"
     grouped = scheme.group_size != CHANNELWISE
-    in_place = tokens > 48 and scheme.zeros != "offset" and wgmma
+    in_place = tokens > 48 and scheme.zeros != "offset" and grouped and wgmma
     most = 1 if not wgmma else 2 if scheme.zeros == "offset" else 3  # CTAs on an SM, for their registers
-    cuts = [(2, 256, 2, 1), (2, 128, 3, 1)] if tokens > 48 else [(1, 128, 4, 3), (1, 128, 3, 2)]
+    if tokens <= 48 and k < 8192:
+        # 55.9 and 35.9 on qwen1.5 at M = 256.
+        cuts = [(1, 128, 3, 2)]
+    elif tokens <= 48:
+        # 66.5 on mixtral down at M = 64; tiles of 128 columns 97.
+        cuts = [(2, 256, 4, 1), (2, 128, 4, 1)]
+    elif k < 2048:
+        # Short tiles: another CTA works during the output (71.6 on qwen1.5 down at M = 1024, one CTA 72.8).
+        cuts = [(1, 128, 3, 2)]
+    else:
+        # 114 on qwen1.5 gate_up at M = 1024; stages of 128 k 116.
+        cuts = [(2, 256, 2, 1), (2, 128, 3, 1)]
     for warpgroups, stage_k, slots, wanted in (*cuts, (1, 128, 4, 1), (1, 128, 3, 1)):
         ctas = min(wanted, most)
         aligned = grouped and stage_k % scheme.group_size == 0
@@ -204,7 +229,6 @@ def _wide(tokens: int, scheme: Scheme, props: DeviceProps) -> ExpertWide:
             wgmma=wgmma,
             in_place=in_place,
             scale_rows=stage_k // scheme.group_size if aligned else 1,
-            ctas=ctas * props.sm_count,
         )
         room = min(props.smem_per_cta, props.smem_per_sm // ctas - props.smem_reserved)
         if config.shared_bytes(scheme) <= room:

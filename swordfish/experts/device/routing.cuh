@@ -54,7 +54,7 @@ struct Routing {
 
   SF_DEVICE int blocks() const { return SF_DIRECT ? pairs : load_fresh(schedule); }
 
-  // The expert that a block belongs to. Reads no further than one entry behind the last block.
+  // The expert that a block belongs to.
   SF_DEVICE Group group(int block) const {
     if (SF_DIRECT) {
       const int expert = expert_of(block);
@@ -74,26 +74,13 @@ template <int block_rows, int columns> struct ExpertTile {
   int block, blocks, column;  // of the expert
 
   SF_DEVICE ExpertTile(const Routing& routing, int index) {
-    begin(routing.group(index / columns));
+    group = routing.group(index / columns);
+    blocks = max(1, (group.rows + block_rows - 1) / block_rows);
     const int place = index - group.first_block * columns;
     block = place % blocks;
     column = place / blocks;
   }
 
-  SF_DEVICE void advance(const Routing& routing) {
-    if (++block < blocks) return;
-    block = 0;
-    if (++column < columns) return;
-    column = 0;
-    begin(routing.group(group.first_block + blocks));
-  }
-
   SF_DEVICE int start() const { return group.first_place + block * block_rows; }
   SF_DEVICE int rows() const { return min(block_rows, group.rows - block * block_rows); }
-
- private:
-  SF_DEVICE void begin(const Group& g) {
-    group = g;
-    blocks = max(1, (g.rows + block_rows - 1) / block_rows);
-  }
 };

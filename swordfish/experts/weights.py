@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 
 import torch
@@ -147,20 +147,21 @@ class ExpertWeights:
         return self.from_tensors(moved, self.scheme, self.shape, gated=self.gated)
 
     @classmethod
-    def stack(cls, weights: Sequence[PackedWeight]) -> ExpertWeights:
+    def stack(cls, weights: Iterable[PackedWeight], count: int | None = None) -> ExpertWeights:
         """Weights of equal scheme and shape as the experts of a layer, in the order given.
 
-        A bias must be there for all or for none. One expert is copied at a time.
+        A bias must be there for all or for none. ``weights`` may be an iterator if ``count`` says how many it
+        gives: then one expert at a time is held besides the result.
 
         Raises:
             ArgumentError: no weights, or one that differs from the first.
             ArgumentTypeError: something that is no packed weight.
         """
-        return _stack(weights, weights[0].shape if weights else (0, 0), gated=False)
+        return _stack(weights, count, None)
 
     @classmethod
     def stack_gated(
-        cls, gate_up: Sequence[PackedWeight | tuple[PackedWeight, PackedWeight]]
+        cls, gate_up: Iterable[PackedWeight | tuple[PackedWeight, PackedWeight]], count: int | None = None
     ) -> ExpertWeights:
         """gate_up weights as the experts of a layer: for each either a pair (gate, up) or one weight whose
         columns are all of gate, then all of up.
@@ -168,12 +169,18 @@ class ExpertWeights:
         Raises what :meth:`stack` raises, and ``ArgumentError`` for an odd N of a joined weight or a gate and
         an up that do not fit together (``PackedWeight.cat``).
         """
-        striped = [_striped(w, f"gate_up[{i}]") for i, w in enumerate(gate_up)]
-        shape = (striped[0][0].shape[0], striped[0][1]) if striped else (0, 0)
-        for i, (_, n) in enumerate(striped):
-            if n != shape[1]:
-                raise ArgumentError(f"gate_up[{i}].shape", f"N={n}", f"N={shape[1]} like gate_up[0]")
-        return _stack([w for w, _ in striped], shape, gated=True)
+        count = len(gate_up) if count is None and isinstance(gate_up, Sized) else count
+        widths: list[int] = []
+
+        def striped() -> Iterator[PackedWeight]:
+            for i, w in enumerate(gate_up):
+                made, n = _striped(w, f"gate_up[{i}]")
+                widths.append(n)
+                if n != widths[0]:
+                    raise ArgumentError(f"gate_up[{i}].shape", f"N={n}", f"N={widths[0]} like gate_up[0]")
+                yield made
+
+        return _stack(striped(), count, widths)
 
     def expert(self, index: int) -> PackedWeight:
         """One expert as a packed weight of its own; of gated weights gate, then up."""
@@ -202,28 +209,46 @@ def _blocks(n: int) -> int:
     return -(-n // BLOCK) * BLOCK
 
 
-def _stack(weights: Sequence[PackedWeight], shape: tuple[int, int], *, gated: bool) -> ExpertWeights:
-    if not weights:
-        raise ArgumentError("weights", "[]", "at least one expert")
-    if len(weights) > MAX_EXPERTS:
-        raise ArgumentError("weights", f"{len(weights)} experts", f"at most {MAX_EXPERTS}")
-    first = weights[0]
-    if not isinstance(first, PackedWeight):
-        raise ArgumentTypeError("weights[0]", type(first).__name__, "a PackedWeight")
-    columns = _blocks(first.shape[1])
-    stacked = {
-        name: torch.empty((len(weights), *t.shape), dtype=t.dtype, device=t.device)
-        for name, t in first._tensors().items()
-        if name != "bias"
-    }
-    if first.bias is not None:
-        stacked["bias_rows"] = first.scale_rows.new_zeros(len(weights), columns)
+def _stack(weights: Iterable[PackedWeight], count: int | None, widths: list[int] | None) -> ExpertWeights:
+    """``widths`` is filled with the columns that gated weights have without padding, as they come."""
+    if count is None:
+        if not isinstance(weights, Sized):
+            raise ArgumentError("count", None, "the number of weights that an iterator gives")
+        count = len(weights)
+    if not 1 <= count <= MAX_EXPERTS:
+        raise ArgumentError("weights", f"{count} experts", f"1 to {MAX_EXPERTS}")
+    first: PackedWeight | None = None
+    stacked: dict[str, torch.Tensor] = {}
+    given = 0
     for i, w in enumerate(weights):
+        if first is None:
+            first = w
+            if not isinstance(w, PackedWeight):
+                raise ArgumentTypeError("weights[0]", type(w).__name__, "a PackedWeight")
+            stacked = _room(w, count)
         _check_like_first(i, w, first)
+        given += 1
+        if given > count:
+            break
         for name, source in w._tensors().items():
             target = stacked["bias_rows" if name == "bias" else name]
             target[i, ..., : source.shape[-1]].copy_(source)
-    return ExpertWeights.from_tensors(stacked, first.scheme, shape, gated=gated)
+    if first is None or given != count:
+        raise ArgumentError("count", count, f"the number of weights given, {given}")
+    shape = first.shape if widths is None else (first.shape[0], widths[0])
+    return ExpertWeights.from_tensors(stacked, first.scheme, shape, gated=widths is not None)
+
+
+def _room(w: PackedWeight, count: int) -> dict[str, torch.Tensor]:
+    """Tensors of ``count`` experts like ``w``; biases are padded with zeros."""
+    room = {
+        name: torch.empty((count, *t.shape), dtype=t.dtype, device=t.device)
+        for name, t in w._tensors().items()
+        if name != "bias"
+    }
+    if w.bias is not None:
+        room["bias_rows"] = w.scale_rows.new_zeros(count, _blocks(w.shape[1]))
+    return room
 
 
 def _check_like_first(i: int, w: PackedWeight, first: PackedWeight) -> None:

@@ -1,17 +1,17 @@
 // experts_wide: the products of experts with many rows each, on the wide kernel of decode (wide_loop.cuh).
 //
-// An output tile is a block of up to TOKENS rows (routing.cuh) by COLUMNS columns of its expert's weights. SF_CTAS CTAs share the units of
-// all tiles evenly (Stream-K); where a tile is cut, the CTA that begins it adds the sums of those that go on, in the order of k.
+// A CTA makes one output tile: a block of up to TOKENS rows (routing.cuh) by COLUMNS columns of its expert's weights. CTAs side by side work
+// on blocks of one expert and share its weights in L2. (Sharing all stages evenly among as many CTAs as fit, as decode_wide can, is slower:
+// nothing runs beside the output of a tile then, and there are many short tiles.)
 // x is in the order by experts: the rows of a block are one box of a tensor map. What the box holds beyond them are rows of other blocks,
 // whose products land in columns of the tile that are never stored.
 //
 // SF_GATED, SF_ROUTER and SF_EARLY as in ring.cu. With SF_GATED a warp's tiles 2 i and 2 i + 1 are gate and up of the same columns.
 #include "swordfish/decode/device/wide_loop.cuh"
-#include "swordfish/decode/device/wide_pieces.cuh"
 #include "activation.cuh"
 #include "routing.cuh"
 
-static_assert(STREAM, "CTAs share all units");
+static_assert(!STREAM && SF_SPLIT == 1, "one CTA makes a tile");
 static_assert(!SF_GATED || TILES % 2 == 0, "a warp owns gate and up");
 
 constexpr int N_PITCH = N_BLOCKS * 64;
@@ -20,10 +20,9 @@ extern __shared__ __align__(1024) u8 shared_memory[];
 
 struct BlockTile {
   ExpertTile<TOKENS, COLUMN_TILES> at;
-  const Routing& routing;
 
-  SF_DEVICE BlockTile(const Routing& r, int index) : at(r, index), routing(r) {}
-  SF_DEVICE void advance() { at.advance(routing); }
+  SF_DEVICE BlockTile(const Routing& routing, int index) : at(routing, index) {}
+  SF_DEVICE void advance() {}  // there is no other
 
   SF_DEVICE int token_row() const { return at.start(); }
   SF_DEVICE int word_block() const { return at.group.expert * N_BLOCKS + scale_block(); }
@@ -117,8 +116,7 @@ struct Output {
 
 extern "C" __global__ void __launch_bounds__(THREADS, SF_MIN_CTAS)
 experts_wide(const __grid_constant__ TensorMap words, const __grid_constant__ TensorMap scales, const __grid_constant__ TensorMap zeros,
-             const __grid_constant__ TensorMap x, const u16* bias, void* out, float* partials, u32* flags, const int* schedule, const int* order,
-             const float* router_weights) {
+             const __grid_constant__ TensorMap x, const u16* bias, void* out, const int* schedule, const int* order, const float* router_weights) {
   const u32 shared = shared_address(shared_memory);
   const Place p = place();
   const Routing routing = {schedule, order, nullptr, nullptr, 0, 0};
@@ -127,17 +125,12 @@ experts_wide(const __grid_constant__ TensorMap words, const __grid_constant__ Te
     wait_for_previous_kernel();
     launch_dependents();
   }
-  // In reverse, see decode_wide.
-  const int part = SF_CTAS - 1 - blockIdx.x;
-  const Deal<SF_CTAS> deal(routing.blocks() * COLUMN_TILES * STAGES);
-  const Range range = {deal.first(part), deal.first(part + 1)};
-  if (range.first == range.end) {
+  if (blockIdx.x >= routing.blocks() * COLUMN_TILES) {
     if (SF_EARLY) wait_for_previous_kernel();
     return;
   }
-  int tile_at = range.first / STAGES * STAGES;  // first unit of the tile
-  BlockTile tile(routing, range.first / STAGES);
-  Staging<BlockTile> staging(p, &x, &words, &scales, &zeros, shared, tile, range.first - tile_at);
+  const BlockTile tile(routing, blockIdx.x);
+  Staging<BlockTile> staging(p, &x, &words, &scales, &zeros, shared, tile, 0);
 
   if (threadIdx.x == 0) {
     for (int slot = 0; slot < SLOTS; slot++) {
@@ -149,9 +142,10 @@ experts_wide(const __grid_constant__ TensorMap words, const __grid_constant__ Te
   if (p.lane == 0 && p.warp < staging.COPIES) prefetch_tensor_map(staging.map);
   cta_sync();
 
+  const u32 row_bytes = staging.fill_channel_rows(&scales, &zeros);
   if (SF_EARLY && p.warp == 0) wait_for_previous_kernel();  // only tokens depend on it
 #pragma unroll 1
-  for (int i = 0; i < min(SLOTS, range.end - range.first); i++) staging.fill(true, i);
+  for (int i = 0; i < min(SLOTS, STAGES); i++) staging.fill(true, i, i == 0 ? row_bytes : 0);
   if (SF_EARLY && p.warp > 0) wait_for_previous_kernel();
   if (SF_EARLY) launch_dependents();
 
@@ -161,24 +155,8 @@ experts_wide(const __grid_constant__ TensorMap words, const __grid_constant__ Te
   products.begin_tile(0, channel_row);
 
   Position ring;
-  int unit = range.first;
-#pragma unroll 1
-  do {
-    const int tile_end = tile_at + STAGES;
-    multiply_units(products, staging, p, shared, ring, range, unit, min(range.end, tile_end));
-
-    products.sums.finish(channel_row);
-    const Pieces pieces(p, partials, flags);
-    if (range.first > tile_at) {
-      pieces.leave(products.sums.total, part, tile.at.rows(), p.lane);
-    } else {
-      if (unit < tile_end) pieces.collect(products.sums.total, part + 1, deal.part_of(tile_end - 1), tile.at.rows(), p.lane);
-      Output(p, out, tile, bias, routing, router_weights).store_all(products.sums.total);
-    }
-    if (unit < range.end) {
-      tile_at = tile_end;
-      tile.advance();
-      products.begin_tile(ring.slot, channel_row);
-    }
-  } while (unit < range.end);
+  int unit = 0;
+  multiply_units(products, staging, p, shared, ring, {0, STAGES}, unit, STAGES);
+  products.sums.finish(channel_row);
+  Output(p, out, tile, bias, routing, router_weights).store_all(products.sums.total);
 }

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from swordfish.moe.activation import Activation
-from swordfish.moe.experts import ExpertWeights
+from swordfish.experts.activation import Activation
+from swordfish.experts.weights import ExpertWeights
 from swordfish.packed import PackedWeight
 from swordfish.reference import exact_columns
 
@@ -34,7 +34,7 @@ def reference_layer(
     *,
     weight_on_input: bool = False,
 ) -> None:
-    """What :func:`swordfish.moe` computes, one expert after the other; fp64 inside."""
+    """What :func:`swordfish.experts` computes, one expert after the other; fp64 inside."""
     places = places_of(topk_ids, expert_map, w13.experts)
     total = torch.zeros(out.shape, dtype=torch.float64, device=out.device)
     for expert in range(w13.experts):

@@ -1,4 +1,4 @@
-// What stands between gate_up and down, on fp32 sums. SF_ACTIVATION: see moe/activation.py.
+// What stands between gate_up and down, on fp32 sums. SF_ACTIVATION: see experts/activation.py.
 #pragma once
 #include "swordfish/decode/device/ptx.cuh"
 

@@ -7,11 +7,11 @@ import functools
 import torch
 
 from swordfish.decode.tokens import packed_tokens
-from swordfish.moe.activation import Activation
-from swordfish.moe.choose import ExpertConfig, ExpertPlan
-from swordfish.moe.experts import ExpertWeights
-from swordfish.moe.kernels import ExpertWide, Product
-from swordfish.moe.routing import Routing, gather_rows, sort_pairs, sum_experts
+from swordfish.experts.activation import Activation
+from swordfish.experts.choose import ExpertConfig, ExpertPlan
+from swordfish.experts.kernels import ExpertWide, Product
+from swordfish.experts.routing import Routing, gather_rows, sort_pairs, sum_experts
+from swordfish.experts.weights import ExpertWeights
 from swordfish.runtime.launch import PreparedLaunch
 from swordfish.runtime.registry import get_kernel
 
@@ -126,5 +126,5 @@ def workspace_bytes(tokens: int, top_k: int, w13: ExpertWeights, w2: ExpertWeigh
         rows += -(-w13.packed_k // 64) * 128
     if w2.perm is not None:
         rows += -(-w2.packed_k // 64) * 128
-    schedule = 0 if plan.direct else 16 * (routing.blocks + 2) + 4 * pairs
+    schedule = 0 if plan.direct else 16 * (routing.blocks + 1) + 4 * pairs
     return schedule + pairs * (rows + w13.padded_n + 4 * w2.padded_n)
