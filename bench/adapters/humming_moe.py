@@ -22,7 +22,7 @@ WHICH = ("gate_up", "down")
 
 
 class HummingExperts:
-    """gate_up and down of one model: outputs by pair, ``[M * top_k, N]``, without activation and router weights.
+    """gate_up and down of one model: outputs by pair, ``[M * top_k, N]``, no activation and router weights.
 
     ``pdl`` adds programmatic dependent launch.
     """
