@@ -26,7 +26,7 @@ from swordfish.tune.operands import random_weight, weight_bytes
 from swordfish.tune.timing import CudaBackend, Graph, medians, rotation_count, warm_up
 from swordfish.weights import dequantize_by_torch
 
-__all__ = ["COPY", "main"]
+__all__ = ["COPY", "main", "markdown"]
 
 COPY = r"""
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -36,8 +36,6 @@ copy_once(const uint4* from, uint4* to, unsigned long long vectors) {
 }
 """
 THREADS = (64, 128, 256, 512, 1024)
-LARGE = 100_000_000
-"""Bytes from which the figure counts: below, the start of a launch shows."""
 ROUNDS = 9
 """Replays; a graph walks twice over all copies."""
 
@@ -98,8 +96,21 @@ def measure(shape: Shape, scheme: Scheme, backend: CudaBackend) -> dict[str, Any
     return {**problem, "bytes": moved, "us": times, "copy_us": copy, "of_copy": of_copy}
 
 
+def markdown(rows: Sequence[dict[str, Any]]) -> str:
+    """The table of docs/dense.md."""
+    lines = [
+        "| | MB | copy, TB/s | `[K, N]`, us | of the copy | `[N, K]`, us | of the copy |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        cells = [f"{row['us'][form]:.1f} | {row['of_copy'][form]:.2f}" for form in row["of_copy"]]
+        rate, name = row["bytes"] / row["copy_us"] / 1e6, f"int{row['bits']} {row['shape']}"
+        lines.append(f"| {name} | {row['bytes'] / 1e6:.0f} | {rate:.2f} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints a table; returns 2 without a CUDA device."""
+    """Prints a table, of a result file or of what is timed now; returns 2 without a CUDA device."""
     parser = argparse.ArgumentParser(prog="python -m bench.dequantise", description=__doc__)
     parser.add_argument("--shapes", default="all", help=f"KxN, 'all' or some of {', '.join(SHAPES)}")
     parser.add_argument("--bits", default="4,8")
@@ -107,7 +118,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtype", default="bfloat16", choices=tuple(DTYPES))
     parser.add_argument("--zeros", default="none", choices=("none", "integer", "offset"))
     parser.add_argument("--out", type=Path, help="JSON file")
+    parser.add_argument("--read", type=Path, help="print the table of this JSON file and time nothing")
     options = parser.parse_args(argv)
+    if options.read:
+        print(markdown(json.loads(options.read.read_text(encoding="utf-8"))["rows"]))
+        return 0
     if not torch.cuda.is_available():
         print("no CUDA device: nothing to time", file=sys.stderr)
         return 2
@@ -120,12 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     sources += [DequantConfig(t).source(s) for s in schemes for t in (False, True)]
     compile_many([(source, arch) for source in sources])
     rows = [measure(shape, s, backend) for s in schemes for shape in parse_shapes(options.shapes)]
-    print("bits shape          MB   copy TB/s   [K, N] us  of copy   [N, K] us  of copy")
-    for row in rows:
-        cells = [f"{row['us'][form]:9.1f}  {row['of_copy'][form]:7.3f}" for form in row["of_copy"]]
-        rate, mark = row["bytes"] / row["copy_us"] / 1e6, "" if row["bytes"] >= LARGE else "  (small)"
-        name = f"{row['bits']:4} {row['shape']:12} {row['bytes'] / 1e6:5.0f}"
-        print(f"{name}  {rate:10.2f}   {'   '.join(cells)}{mark}")
+    print(markdown(rows))
     if options.out:
         document = {
             "device": describe_device(torch.cuda.current_device()),

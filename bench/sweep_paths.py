@@ -1,11 +1,12 @@
 """Is the path that dispatch chooses the fastest one? A sweep over M, with more points where the plan changes.
 
-    python -m bench.sweep_paths --shapes all --out sweep.json --plot sweep.svg
+    python -m bench.sweep_paths --shapes all --out sweep.json
+    python -m bench.path_report sweep.json --plot sweep.svg
 
 Times ``swordfish`` (what ``sf.mm`` runs), each path by itself, and the peers in one run, point by point in
 turns: four points an octave, and the last M before and the first after each change of the plan. Peers other
-than cuBLAS are timed at two points an octave. Ends with how often the chosen path was within 5 % of the
-fastest, and the worst point.
+than cuBLAS are timed at two points an octave. Ends with the report of
+:mod:`bench.path_report`.
 
 Graphs and rounds are shorter than those of :mod:`bench.run`, and where a launch is long compared with reading
 the weight fewer copies of it are walked over, still more than twice the L2.
@@ -29,19 +30,17 @@ from bench.adapters.paths import PATHS
 from bench.data import random_weight
 from bench.device import describe_device
 from bench.harness import estimate_us
+from bench.path_report import SUBJECT, markdown
 from bench.run import open_session, precompile, write
 from bench.session import Loaded, Session
 from bench.shapes import DTYPES, Problem, parse_shapes
 
-__all__ = ["boundaries", "grid", "main", "points", "regret", "some_copies", "sweep", "verdict"]
+__all__ = ["boundaries", "grid", "main", "points", "some_copies", "sweep"]
 
-SUBJECT = "swordfish"
 MAX_M = 8192
 GRAPH_US = 1000.0
 ROUNDS = 5
 WARM_UP_US = 3000.0
-NEAR = 1.05
-"""A choice within this ratio of the fastest path is as good as it: times are good to 1 or 2 %."""
 
 
 def grid(most: int = MAX_M, per_octave: int = 2) -> list[int]:
@@ -110,39 +109,6 @@ def sweep(session: Session, problem: Problem, ms: Sequence[int]) -> None:
         session.point(weight, m, some, warm_up_us=None if i == 0 else WARM_UP_US)
 
 
-def regret(case: report.Case) -> float | None:
-    """Time of the chosen path over that of the fastest path."""
-    paths = [case.times[name] for name in (f"{SUBJECT}-{path}" for path in PATHS) if name in case.times]
-    chosen = case.times.get(SUBJECT)
-    return chosen / min(paths) if paths and chosen else None
-
-
-def verdict(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Lines of text: how good the choices were, by scheme."""
-    cases = report.cases([{"rows": list(rows)}])
-    lines = []
-    for scheme in dict.fromkeys(case.scheme for case in cases):
-        known = [(r, case) for case in cases if case.scheme == scheme and (r := regret(case)) is not None]
-        if not known:
-            continue
-        near = sum(r <= NEAR for r, _ in known)
-        worst, where = max(known, key=lambda pair: pair[0])
-        lines.append(
-            f"{scheme}: {near} of {len(known)} points ({near / len(known):.1%}) within {NEAR - 1:.0%} of the "
-            f"fastest path; worst {worst:.2f}, {where.shape} at M={where.m}"
-        )
-        dense = [(case.times["torch"] / case.times[SUBJECT], case) for _, case in known if _is_dense(case)]
-        if dense:
-            least, where = min(dense, key=lambda pair: pair[0])
-            place = f"{where.shape} at M={where.m}"
-            lines.append(f"  dense chosen {len(dense)} times, {least:.2f} of cuBLAS or more ({place})")
-    return lines
-
-
-def _is_dense(case: report.Case) -> bool:
-    return case.configs.get(SUBJECT, "").startswith("dense") and {"torch", SUBJECT} <= case.times.keys()
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns 1 if anything that was to be timed failed or was wrong."""
     parser = argparse.ArgumentParser(prog="python -m bench.sweep_paths", description=__doc__.split("\n")[0])
@@ -154,7 +120,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--least", type=int, default=1, help="smallest M")
     parser.add_argument("--most", type=int, default=MAX_M, help="largest M")
     parser.add_argument("--out", type=Path, help="JSON file")
-    parser.add_argument("--plot", type=Path, help="figure of the first scheme: .svg, .png or .pdf")
     options = parser.parse_args(argv)
     try:
         adapters = make([SUBJECT, *(f"{SUBJECT}-{path}" for path in PATHS), *options.impl.split(",")])
@@ -182,9 +147,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sweep(session, problem, ms)
         write(options.out, session, device, arguments)
         print(f"{problem.shape.name}: {time.perf_counter() - start:.0f} s", flush=True)
-    print("\n".join(verdict(session.rows)))
-    if options.plot and options.out:
-        report.plot(report.load([options.out]), options.plot, metric="torch")
+    print(markdown(report.cases([{"rows": session.rows}])))
     failed = [row for row in session.rows if row["error"]]
     for row in failed:
         print(f"{row['impl']} {row['shape']} M={row['m']}: {row['error']}", file=sys.stderr)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from bench import sweep_paths
+from bench import path_report, sweep_paths
 from bench.harness import estimate_us
 from bench.session import Loaded, Session
 from bench.shapes import Problem, Shape
@@ -72,13 +74,22 @@ def test_a_sweep_shares_the_weight_and_times_peers_on_the_grid(session, monkeypa
     assert not [row for row in session.rows if row["error"]]
 
 
-def test_the_verdict_counts_choices_near_the_fastest_and_names_the_worst(session):
+def test_the_report_counts_choices_near_the_fastest_and_names_the_worst(session, tmp_path, capsys):
     sweep_paths.sweep(session, PROBLEM, [2, 4, 5])
-    (line,) = sweep_paths.verdict(session.rows)
-    assert line == (
-        "int4 g64 bfloat16: 2 of 3 points (66.7%) within 5% of the fastest path; worst 1.50, t at M=2"
-    )
     for row in session.rows:
-        if row["impl"] == "swordfish" and row["m"] == 5:
-            row["config"] = "dense: M >= 5"
-    assert sweep_paths.verdict(session.rows)[1] == "  dense chosen 1 times, 2.00 of cuBLAS or more (t at M=5)"
+        if row["impl"] == "swordfish":
+            row["config"] = "dense: M >= 5" if row["m"] == 5 else "decode wide(tokens=16): M < 5"
+    document = {"schema": "swordfish-bench/1", "rows": session.rows, "device": {"name": "Simulated"}}
+    path = tmp_path / "sweep.json"
+    path.write_text(json.dumps(document))
+    assert path_report.main([str(path), "--plot", str(tmp_path / "sweep.svg")]) == 0
+    assert capsys.readouterr().out.splitlines()[:5] == [
+        "int4 g64 bfloat16, 1 shapes. 2 of 3 points (66.7%) within 5% of the fastest path; "
+        "worst 1.50 times as long, t at M = 2. "
+        "Dense was chosen at 1 points, 2.00 or more of cuBLAS (t at M = 5).",
+        "",
+        "| M | paths | times as fast as cuBLAS | least | as Humming | least | worst of a path |",
+        "|---|---|---|---|---|---|---|",
+        "| 2 | decode 1 | 2.00 | 2.00 | 1.67 | 1.67 | 1.50 |",
+    ]
+    assert (tmp_path / "sweep.svg").read_text().startswith("<?xml")
