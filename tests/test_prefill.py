@@ -167,6 +167,7 @@ def test_no_rows_and_wrong_operands() -> None:
         ((x, w, y[0, :8], y), ArgumentError, r"bias.shape=\(8,\)"),
         ((x, w, None, y[:3]), ArgumentError, r"out.shape=\(3, 64\)"),
         ((x, quantised(128, 64, group_size=64), None, y), ArgumentError, r"config\.scheme"),
+        ((x, quantised(128, 60), None, y[:, :60]), ArgumentError, "n=60"),
     ]:
-        with pytest.raises(kind, match=message):
+        with pytest.raises(kind, match=message), sf.emulate("sm_100a"):
             launch_prefill(config, *bad)

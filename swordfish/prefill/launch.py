@@ -63,11 +63,13 @@ class Grid:
         (default: as many as there are SMs for, or tiles) bounds the clusters.
 
         Raises:
-            ArgumentError: a size below 1, or a device that cannot run the kernel.
+            ArgumentError: a size below 1, N not a multiple of 8, or a device that cannot run the kernel.
         """
         for name, value in (("m", m), ("n", n), ("k", k)):
             if value < 1:
                 raise ArgumentError(name, value, "1 or more")
+        if n % 8:
+            raise ArgumentError("n", n, "a multiple of 8, so that rows of y are whole 16 bytes")
         reason = config.refused_by(props)
         if reason is not None:
             raise ArgumentError("device", props.name or props.arch, "one that can run the tile", reason)
