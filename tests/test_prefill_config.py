@@ -78,6 +78,7 @@ def test_stages_of_the_tiles_of_the_documentation(
 ) -> None:
     c = PrefillConfig(BASE, tokens, home=home)  # type: ignore[arg-type]
     assert (c.accumulators, c.operand_stages, c.input_stages) == (accumulators, operand, inputs)
+    assert str(c) == f"tile(tokens={tokens}, ctas=2, home={home!r}, slices=1)"
 
 
 @pytest.mark.parametrize(

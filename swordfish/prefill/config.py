@@ -95,6 +95,9 @@ class PrefillConfig:
                 f"ctas={self.ctas}, home={self.home!r} and {self.scheme.bits}-bit weights need {need}.",
             )
 
+    def __str__(self) -> str:
+        return f"tile(tokens={self.tokens}, ctas={self.ctas}, home={self.home!r}, slices={self.slices})"
+
     def refused_by(self, props: DeviceProps) -> str | None:
         """Why a device cannot run the kernel; ``None`` if it can."""
         if props.arch not in ARCHITECTURES:
