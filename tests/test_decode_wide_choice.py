@@ -74,7 +74,8 @@ def test_stream_only_where_whole_tiles_leave_sms_without_work() -> None:
             assert config.ctas == places and config.split == 1 and "equal parts" in reason
             assert tiles < 0.9 * -(-tiles // places) * places
         elif m >= 96 and m * n * k > 1e10:
-            assert tiles >= 0.9 * -(-tiles // places) * places
+            full = 0.9 if k >= 8192 else 0.8  # merging weighs more where K is short
+            assert tiles >= full * -(-tiles // places) * places
 
 
 def test_few_sms_do_not_split_what_fills_them() -> None:

@@ -29,13 +29,18 @@ SMALL_WEIGHTS = 1 << 25
 """Elements below which a launch is over before its start is paid for."""
 
 LARGE_WEIGHTS = 1 << 27
-"""Elements from which on more CTAs with less shared memory each stream faster."""
+"""Elements from which on more CTAs with less shared memory each stream faster; half as many up to 16 rows."""
 
 LONG_WORK = 5_000_000_000
 """Multiplications from which on the 2 us that Stream-K takes to merge its sums are well spent."""
 
 FULL_WAVES = 0.9
-"""Of the SMs, those with work over all waves from which on tiles need not be divided."""
+FULL_SHORT_WAVES = 0.8
+"""Of the SMs, those with work over all waves from which on tiles need not be divided; and of tiles with a
+short K, for which merging weighs more."""
+
+SHORT_STAGES = 32
+"""Stages of 256 k below which K is short."""
 
 
 @dataclass(frozen=True)
@@ -76,12 +81,12 @@ def choose_wide(m: int, n: int, k: int, scheme: Scheme, props: DeviceProps) -> t
     row_tiles = -(-m // most)
     tokens = next(t for t in TOKEN_BUCKETS if t * row_tiles >= m)
     blocks, weights = columns * row_tiles, columns * k * 64
-    long = tokens * row_tiles * weights >= LONG_WORK
+    many, long = blocks >= 2 * props.sm_count, tokens * row_tiles * weights >= LONG_WORK
     if not wgmma:
         wanted, reason = _mma(tokens, scheme)
-    elif tokens > 64 and (blocks >= 2 * props.sm_count or (row_tiles > 1 and long)):
+    elif tokens > 64 and (many or (row_tiles > 1 and long and 3 * blocks >= 4 * props.sm_count)):
         wanted, reason = _many_products(), "256 share their tokens, one set of sums"
-    elif blocks >= 2 * props.sm_count:
+    elif many:
         wanted, reason = _many_columns(tokens, blocks, long, props)
     else:
         wanted, reason = _few_columns(tokens, weights, long)
@@ -94,7 +99,9 @@ def choose_wide(m: int, n: int, k: int, scheme: Scheme, props: DeviceProps) -> t
         places = props.sm_count * cut.resident
         waves = -(-tiles // places)
         stages = -(-k // cut.stage_k)
-        uneven = tiles < FULL_WAVES * waves * places
+        # 4096 x 28672: 26.6 and 101 at M = 48 and 256, in equal parts 30.0 and 108; but 42.6 and 41.7 at 96.
+        short = k < SHORT_STAGES * 256 and (tokens <= 64 or row_tiles > 1)
+        uneven = tiles < (FULL_SHORT_WAVES if short else FULL_WAVES) * waves * places
         stream = cut.stream and uneven and places <= tiles // row_tiles * stages
         split = 1 if cut.stream else _split(cut, tiles, stages, props)
         config = _fit(cut, tokens, split, places if stream else 0, scheme, props, wgmma)
@@ -135,14 +142,13 @@ def _many_columns(tokens: int, blocks: int, long: bool, props: DeviceProps) -> t
 
 def _few_columns(tokens: int, weights: int, long: bool) -> tuple[_Cut, str]:
     """K is divided so that every SM has work: over clusters, or where it is worth it, evenly."""
-    if tokens <= 32 and weights >= LARGE_WEIGHTS:
+    if tokens <= 32 and weights >= (LARGE_WEIGHTS if tokens > 16 else LARGE_WEIGHTS // 2):
         # 28672 x 8192 at M = 16 and 32: 35.7 and 42.0; 256 columns a CTA 40.6 and 47.3, equal parts 38.5 and
-        # 41.3.
+        # 41.3. 8192 x 8192 at M = 16: 12.5; two CTAs on an SM 13.0.
         return _Cut(2, 1, 256, 3, 2), "three CTAs of 128 on an SM"
     if tokens <= 16:
-        # 4.8 and 6.2 at M = 8 on 4096 x 4096 and x 6144; 5.0, 6.2, 12.0 and 13.0 at M = 16 on these, 14336 x
-        # 4096 and 8192 x 8192, 256 columns a CTA 5.6, 7.5, 13.4 and 13.7. The room for a second CTA lets the
-        # next launch begin.
+        # 4.8 and 6.2 at M = 8 on 4096 x 4096 and x 6144; 5.0, 6.2 and 12.0 at M = 16 on these and 14336 x
+        # 4096, 256 columns a CTA 5.6, 7.5 and 13.4. The room for a second CTA lets the next launch begin.
         return _Cut(1, 2, 256, 2, 3), "two CTAs of 128 on an SM"
     if tokens <= 32:
         # M = 32: 6.6, 8.2, 14.3, 15.6 on these four; 128 columns a CTA 6.8, 8.7, 14.9, 15.1.
@@ -154,9 +160,9 @@ def _few_columns(tokens: int, weights: int, long: bool) -> tuple[_Cut, str]:
         # M = 64: 8.5, 10.5, 19.4, 17.9 on the four; 256 columns a CTA 9.9, 11.1, 20.0, 21.9: coarser tiles
         # leave more SMs without work.
         return _Cut(1, 2, 256, 1, 3), "128 share their tokens"
-    if long and tokens <= 96:
-        # M = 96: 24.9 and 26.0 on 14336 x 4096 and 8192 x 8192; short stages 25.9 and 27.2, clusters 26.4 and
-        # 26.2.
+    if long and tokens <= 96 and weights < LARGE_WEIGHTS:
+        # M = 96: 24.9 and 26.0 on 14336 x 4096 and 8192 x 8192; short stages 25.9 and 27.2 (but 79.4 and 87.5
+        # on 28672 x 8192), clusters 26.4 and 26.2.
         return _Cut(1, 2, 256, 1, 3, stream=True), "128 share their tokens"
     # M = 128: 29.9, 32.8, 94.7 on 14336 x 4096, 8192 x 8192 and 28672 x 8192; clusters 33.6, 33.1 and 105,
     # which win on less work: 14.3 instead of 15.4 on 4096 x 4096. Only two stages of 256 k fit: 38.2, 38.7.

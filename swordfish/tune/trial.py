@@ -68,10 +68,14 @@ class CudaTrial:
         self.exact = exact_product(self.x, weights[0])
         self.launches = launches_per_graph(len(weights), weight_bytes(problem.scheme, problem.k, problem.n))
         self._warm = False
+        self._calls: dict[Any, DecodeCall] = {}
 
     def _launch(self, config: Any, weight: PackedWeight) -> None:
-        k, n = weight.packed_k, weight.shape[1]
-        call = DecodeCall(config, weight.scheme, self.x.shape[0], k, n, bias=False, arch=self.arch)
+        call = self._calls.get(config)
+        if call is None:
+            m, k, n = self.x.shape[0], weight.packed_k, weight.shape[1]
+            call = DecodeCall(config, weight.scheme, m, k, n, bias=False, arch=self.arch)
+            self._calls[config] = call
         call(self.x, weight, None, self.out)
 
     def check(self, config: Any) -> tuple[str, float]:

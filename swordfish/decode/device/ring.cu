@@ -167,14 +167,8 @@ extern "C" __global__ void __launch_bounds__(SF_WARPS * 32, SF_MIN_CTAS)
 
   // A warp without units (K is shorter than the CTA is wide) only takes part in the reduction.
   const Cursor start = {first_unit < end_unit ? first_tile : TILES, first_unit};
-  Cursor next = start;
-#pragma unroll
-  for (int s = 0; s < SF_SLOTS; s++) {
-    if (next.tile >= TILES) break;
-    if (lane == 0) ring.request_weights(p.weights, next.tile, next.unit, s);
-    next.advance(first_unit, end_unit, tile_step);
-  }
 #if SF_GATHER
+  // Before the weights are requested: behind them in memory's queues the indices would come last, and they are needed first.
   Gather first[SF_SLOTS], gather;
   Cursor late = start;
 #pragma unroll
@@ -184,6 +178,15 @@ extern "C" __global__ void __launch_bounds__(SF_WARPS * 32, SF_MIN_CTAS)
   }
   // From here on `late` is `next`, and `gather` holds the indices of its unit.
   if (late.tile < TILES) gather.load_indices(p, late.unit, lane);
+#endif
+  Cursor next = start;
+#pragma unroll
+  for (int s = 0; s < SF_SLOTS; s++) {
+    if (next.tile >= TILES) break;
+    if (lane == 0) ring.request_weights(p.weights, next.tile, next.unit, s);
+    next.advance(first_unit, end_unit, tile_step);
+  }
+#if SF_GATHER
   wait_for_previous_kernel();
   for (int row = 0; row < p.rows; row++)
     for (int at = threadIdx.x * 16; at < ROW_BYTES; at += SF_WARPS * 32 * 16) copy_async16(shared + ROWS_OFFSET + row * ROW_BYTES + at, (const u8*)(p.x + row * p.x_stride) + at);
