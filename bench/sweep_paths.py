@@ -38,6 +38,8 @@ from bench.shapes import DTYPES, Problem, parse_shapes
 __all__ = ["boundaries", "grid", "main", "points", "some_copies", "sweep"]
 
 MAX_M = 8192
+FINE = 1024
+"""Up to so many rows each change of configuration counts; beyond, one tile of rows more hardly shows."""
 GRAPH_US = 1000.0
 ROUNDS = 5
 WARM_UP_US = 3000.0
@@ -49,20 +51,22 @@ def grid(most: int = MAX_M, per_octave: int = 2) -> list[int]:
     return [m for octave in octaves for m in octave if m <= most]
 
 
-def boundaries(plans: Sequence[Any]) -> list[int]:
-    """Every M whose plan differs from that of M - 1; ``plans[i]`` is the plan of M = i + 1."""
-    return [m for m in range(2, len(plans) + 1) if plans[m - 1] != plans[m - 2]]
+def boundaries(plans: Sequence[tuple[str, Any]]) -> list[int]:
+    """Every M whose path, and up to :data:`FINE` whose configuration, differs from that of M - 1;
+    ``plans[i]`` is the path and configuration of M = i + 1."""
+    pairs = zip(range(2, len(plans) + 1), plans, plans[1:], strict=False)
+    return [m for m, before, after in pairs if before[0] != after[0] or (m <= FINE and before != after)]
 
 
-def points(plans: Sequence[Any]) -> list[int]:
+def points(plans: Sequence[tuple[str, Any]]) -> list[int]:
     """Four points an octave, the last M before and the first after each change, and where a tile of 128 rows
     begins."""
     most, edges = len(plans), boundaries(plans)
-    tiles = (m for m in range(129, 1026, 128) if m <= most)
+    tiles = (m for m in range(129, FINE + 2, 128) if m <= most)
     return sorted({*grid(most, 4), *edges, *(m - 1 for m in edges), *tiles})
 
 
-def plans_of(problem: Problem, most: int = MAX_M) -> list[Any]:
+def plans_of(problem: Problem, most: int = MAX_M) -> list[tuple[str, Any]]:
     """Path and configuration of every M from 1 to ``most`` on the current device."""
     from bench.adapters.swordfish import scheme_of
     from swordfish.dispatch import plan, props_of

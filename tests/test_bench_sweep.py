@@ -21,11 +21,17 @@ def test_grid_has_so_many_points_an_octave():
 
 
 def test_points_lie_on_both_sides_of_every_change():
-    plans = ["a"] * 8 + ["b"] * 28 + ["c"] * 100
+    plans = [("decode", "a")] * 8 + [("decode", "b")] * 28 + [("dense", None)] * 100
     assert sweep_paths.boundaries(plans) == [9, 37]
     found = sweep_paths.points(plans)
     assert {8, 9, 36, 37, 128, 129} <= set(found) and found == sorted(set(found))
     assert set(sweep_paths.grid(136, 4)) <= set(found) and max(found) <= 136
+
+
+def test_beyond_a_thousand_rows_only_paths_make_points():
+    plans = [("decode", m // 100) for m in range(1500)] + [("dense", None)] * 10
+    edges = sweep_paths.boundaries(plans)
+    assert edges[-2:] == [1001, 1501] and len(edges) == 11
 
 
 def test_long_launches_walk_over_fewer_copies_that_still_pass_the_l2():
