@@ -28,7 +28,7 @@ struct Pieces {
   SF_DEVICE void leave(const float (&total)[TILES][TOKENS / 2], int range, int m, int lane) const {
 #pragma unroll
     for (int slice = 0; slice < SLICES; slice++) {
-      if (slice / TILES * 8 < m) store_global(piece(range) + slice * 128, slice_of(total, slice));
+      if (slice / BATCH * BATCH / TILES * 8 < m) store_global(piece(range) + slice * 128, slice_of(total, slice));  // what collect() loads
     }
     warp_sync();
     if (lane == 0) store_release(flag + range * WARPS, 1);
