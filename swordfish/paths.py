@@ -51,14 +51,19 @@ def _prefill_rows(n: int, k: int, props: DeviceProps) -> tuple[int, str]:
 
 
 def _dense_rows(n: int, k: int, scheme: Scheme, props: DeviceProps, prefill: bool) -> tuple[int, str]:
-    """Fewest rows for which dequantising once and cuBLAS win.
-
-    With prefill: the published kernel's thresholds on B200 and Thor. Without it (Hopper, and shapes that
-    prefill cannot take) decode gives way earlier; measured on an H200, docs/dispatch.md.
-    """
+    """Fewest rows for which dequantising once and cuBLAS win. docs/dispatch.md has the measurements."""
+    if props.arch == "sm_90a":
+        # Seven Llama shapes on an H200. int4: decode takes 0.84 to 1.07 of the time of dense at 1,536 rows,
+        # 0.88 to 1.12 at 2,560; dense reaches 0.9 of cuBLAS between. int8 has room for 96 tokens a tile only.
+        if scheme.bits == 4:
+            return 2305, "cuBLAS makes up for dequantising"
+        return 385, "cuBLAS makes up for dequantising; decode multiplies int8 in tiles of 96 rows"
+    many = props.sm_count >= MANY_SMS
     if not prefill:
-        return 1024, "decode reads the weight once per 128 rows"
-    if props.sm_count < MANY_SMS:
+        # By data sheet, not measured: bytes of the dequantised weight over memory bandwidth, against the
+        # rates of mma.sync and tcgen05.
+        return (256 if many else 512), "no prefill kernel, and cuBLAS has the faster instructions"
+    if not many:
         if scheme.bits == 4:
             return _NEVER, ""
         return (8192 if k >= 2 * n else 2048), "two bytes a weight instead of one, once"
