@@ -10,7 +10,7 @@ import torch
 from bench.data import check
 from bench.harness import clone_state
 from bench.moe_data import MoeShape, Routes, hidden_states, random_experts, reference_products, routes
-from swordfish.experts import ACTIVATIONS, ExpertWeights
+from swordfish.experts import ACTIVATIONS, ExpertWeights, plan_layer
 from swordfish.experts.choose import ExpertConfig, ExpertPlan
 from swordfish.experts.kernels import ExpertWide, Product
 from swordfish.experts.layer import down, gate_up
@@ -72,20 +72,29 @@ class ColdLayers:
             ]
         return self._routings[block_rows]
 
+    @property
+    def narrow(self) -> bool:
+        """What the plan says about the rows of down."""
+        return plan_layer(self.w13[0], self.w2[0], self.m, self.model.top_k).narrow
+
     def call(self, which: str, config: ExpertConfig, index: int, h: torch.Tensor) -> torch.Tensor:
         """One launch (a wide gate_up: two) with the weights and the routing of that index."""
         routing = self.routings(config.block_rows)[index % ROUTES]
         copy, arch = index % len(self.w13), self.props.arch
         if which == "gate_up":
             return gate_up(config, self.x, self.w13[copy], None, routing, SILU, arch)
-        return down(config, h, self.w2[copy], self.routes[index % ROUTES].weights, routing, arch)
+        narrow = self.narrow and isinstance(config, ExpertWide)
+        weights = self.routes[index % ROUTES].weights
+        return down(config, h, self.w2[copy], weights, routing, arch, narrow=narrow)
 
     def sources(self, plan: ExpertPlan) -> list[KernelSource]:
         """The kernels of gate_up and down of a plan."""
         assert plan.gate_up is not None and plan.down is not None
         wide, ids = isinstance(plan.gate_up, ExpertWide), False
         first = Product.of(self.w13[0], plan.direct, ids, SILU, router=False, in_order=wide, early=wide)
-        second = Product.of(self.w2[0], plan.direct, ids, None, router=True, in_order=True, early=True)
+        second = Product.of(
+            self.w2[0], plan.direct, ids, None, router=True, in_order=True, early=True, narrow=plan.narrow
+        )
         return [plan.gate_up.source(first), plan.down.source(second)]
 
     def in_order(self, routing: Routing) -> torch.Tensor:

@@ -82,7 +82,7 @@ def candidates(
             except ArgumentError:
                 continue
             registers = tiles * t // (2 if in_place else 1) + 72
-            if wide.shared_bytes(scheme) > props.smem_per_sm // ctas - props.smem_reserved:
+            if config.shared_bytes(scheme) > props.smem_per_sm // ctas - props.smem_reserved:
                 continue
             if registers <= wide.registers:
                 yield config

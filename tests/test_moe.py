@@ -212,7 +212,8 @@ def test_ring_configurations(backend: Backend, config: ExpertRing) -> None:
 def test_wide_configurations(backend: Backend, config: WideConfig) -> None:
     made = layer(3, 320, 192, group_size=64, bias=True)
     wide = ExpertWide(config)
-    with_configs(backend, made, ExpertPlan("experts", wide, wide, False, ""), 50)
+    for narrow in (False, True):
+        with_configs(backend, made, ExpertPlan("experts", wide, wide, False, "", narrow), 50)
 
 
 def with_configs(backend: Backend, made: MoeLayer, plan: ExpertPlan, m: int) -> None:

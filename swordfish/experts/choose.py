@@ -50,7 +50,7 @@ class ExpertPlan:
     """``path`` is ``"experts"``, ``"reference"`` (CPU tensors, nothing emulated) or ``"empty"`` (no tokens).
 
     ``direct``: one token, whose pairs are blocks as they are; nothing is sorted. ``gate_up`` and ``down``
-    take blocks of the same number of rows.
+    take blocks of the same number of rows. ``narrow``: pairs leave down rounded to 16 bits.
     """
 
     path: str
@@ -58,11 +58,13 @@ class ExpertPlan:
     down: ExpertConfig | None
     direct: bool
     reason: str
+    narrow: bool = False
 
     def __str__(self) -> str:
         if self.gate_up is None:
             return f"{self.path}: {self.reason}"
         sorting = "direct" if self.direct else "sorted"
+        sorting += ", 16 bits by pair" if self.narrow else ""
         return f"{self.path}, {sorting}, gate_up {self.gate_up}, down {self.down}: {self.reason}"
 
 
@@ -91,8 +93,10 @@ def plan_experts(tokens: int, top_k: int, shape: LayerShape, props: DeviceProps 
     told = f"{mean:.1f} rows an expert make {blocks * shape.experts:.0f} blocks of {rows}"
     if rows >= first_wide_rows(props):
         wide13, wide2 = (_wide(rows, dims[0], dims[2], props) for dims in _products(shape))
-        return ExpertPlan("experts", wide13, wide2, False, told)
-    expected = math.ceil(blocks * shape.experts)
+        # down writes a row for every pair and the final sum reads it: beyond L2 in 4 bytes, so in 2.
+        narrow = tokens * top_k * shape.n2 * 4 > props.l2_bytes
+        return ExpertPlan("experts", wide13, wide2, False, told, narrow)
+    expected = max(1, round(blocks * shape.experts))
     ring13, ring2 = (_ring(rows, *dims, expected, props) for dims in _products(shape))
     return ExpertPlan("experts", ring13, ring2, False, told)
 
@@ -150,8 +154,12 @@ def _ring(rows: int, k: int, n: int, scheme: Scheme, blocks: int, props: DeviceP
             # A short K: 29.8 on qwen3 down at M = 64, in pairs of columns that share their tokens; 40.7 else.
             ring = RingConfig(rows, 2, 1, 6, 2, min_ctas=1 if heavy else 2)
         else:
-            # 119 on mixtral gate_up at M = 16; two CTAs of six warps 130.
-            ring = RingConfig(rows, 1, unit, 4, 2, min_ctas=2 if heavy or rows > 8 else 3)
+            # 119 on mixtral gate_up at M = 16, two CTAs of six warps 130; but 58 on down, where 512 items
+            # make two even rounds of 264 and uneven ones of 396 (73).
+            four = RingConfig(rows, 1, unit, 4, 2, min_ctas=2 if heavy or rows > 8 else 3)
+            six = RingConfig(rows, 1, unit, 6, 2, min_ctas=1 if heavy or rows > 8 else 2)
+            even4, even6 = (_evenness(items, ring.min_ctas * props.sm_count) for ring in (four, six))
+            ring = six if even6 > even4 + 0.15 else four
     elif units >= 24 and items < 3 * props.sm_count:
         # Few items of a long K: pairs of CTAs share it (15.4 on mixtral down at M = 1; half the warps 20.4).
         ring = RingConfig(rows, 1, unit, 12 if rows == 1 else 8, 2, 2, min_ctas=1 if heavy else 2)
@@ -168,12 +176,13 @@ def _ring(rows: int, k: int, n: int, scheme: Scheme, blocks: int, props: DeviceP
     config = ExpertRing(ring, 0, 1)
     while True:
         ring = config.ring
-        # Many items are dealt out to as many CTAs as fit, whose rings run on; a few are better taken as CTAs
-        # become free (15.3 on qwen1.5 gate_up at M = 4, dealt out 21.5).
+        # Items are dealt out to as many CTAs as fit, whose rings run on (16.1 on qwen1.5 down at M = 16, a
+        # CTA each 21.2), unless that takes hardly more than one round, or they are long: better taken then
+        # as CTAs become free (15.4 on qwen1.5 gate_up at M = 4, dealt out 21.5).
         clusters = ring.min_ctas * props.sm_count // ring.split
         tiles = blocks * -(-n // (64 * ring.cols))
         config = ExpertRing(ring, 0, 1)
-        if tiles >= 2.5 * clusters:
+        if tiles >= (2.5 if units >= 24 and rows < 8 else 1.5) * clusters:
             config = ExpertRing(ring, clusters, min(64, _power(2 * -(-tiles // clusters))))
         if _fits(config, scheme, k, props):
             break
@@ -194,6 +203,11 @@ def _fits(config: ExpertRing, scheme: Scheme, k: int, props: DeviceProps) -> boo
     return config.shared_bytes(scheme, k) <= limit
 
 
+def _evenness(items: int, places: int) -> float:
+    """The share of places that have work, over all rounds."""
+    return items / (-(-items // places) * places)
+
+
 def _power(v: int) -> int:
     return 1 << max(0, v - 1).bit_length()
 
@@ -202,7 +216,9 @@ def _wide(tokens: int, k: int, scheme: Scheme, props: DeviceProps) -> ExpertWide
     """The wide configuration for blocks of ``tokens`` rows; from the same sweeps."""
     wgmma = props.arch == "sm_90a"
     grouped = scheme.group_size != CHANNELWISE
-    in_place = tokens > 48 and scheme.zeros != "offset" and grouped and wgmma
+    # Two sets of sums as far as registers reach: 119 on qwen1.5 gate_up at M = 1024, one set 123.
+    two_sets = 80 if scheme.bits == 4 and scheme.zeros == "none" and scheme.group_size % 128 == 0 else 48
+    in_place = tokens > two_sets and scheme.zeros != "offset" and grouped and wgmma
     most = 1 if not wgmma else 2 if scheme.zeros == "offset" else 3  # CTAs on an SM, for their registers
     if tokens <= 48 and k < 8192:
         # 55.9 and 35.9 on qwen1.5 at M = 256.
@@ -213,9 +229,11 @@ def _wide(tokens: int, k: int, scheme: Scheme, props: DeviceProps) -> ExpertWide
     elif k < 2048:
         # Short tiles: another CTA works during the output (71.6 on qwen1.5 down at M = 1024, one CTA 72.8).
         cuts = [(1, 128, 3, 2)]
-    else:
-        # 114 on qwen1.5 gate_up at M = 1024; stages of 128 k 116.
+    elif in_place:
+        # 359 on qwen1.5 gate_up at M = 4096; stages of 128 k 368.
         cuts = [(2, 256, 2, 1), (2, 128, 3, 1)]
+    else:
+        cuts = [(2, 128, 3, 1)]
     for warpgroups, stage_k, slots, wanted in (*cuts, (1, 128, 4, 1), (1, 128, 3, 1)):
         ctas = min(wanted, most)
         aligned = grouped and stage_k % scheme.group_size == 0
@@ -230,7 +248,8 @@ def _wide(tokens: int, k: int, scheme: Scheme, props: DeviceProps) -> ExpertWide
             in_place=in_place,
             scale_rows=stage_k // scheme.group_size if aligned else 1,
         )
+        made = ExpertWide(config)
         room = min(props.smem_per_cta, props.smem_per_sm // ctas - props.smem_reserved)
-        if config.shared_bytes(scheme) <= room:
-            return ExpertWide(config)
+        if made.shared_bytes(scheme) <= room:
+            return made
     raise ArgumentError("scheme", scheme, "a scheme whose stages fit in shared memory")

@@ -34,7 +34,7 @@ class Product:
     ``activation`` makes it gate_up (16-bit rows in the order by experts), ``None`` down (fp32 rows by pair);
     ``router`` multiplies by the router weights; ``in_order`` says that x is in the order by experts,
     ``early`` that the schedule was complete before the previous launch began; ``direct`` that there is none,
-    see device/routing.cuh.
+    see device/routing.cuh; ``narrow`` makes the rows of down 16 bits.
     """
 
     scheme: Scheme
@@ -48,6 +48,7 @@ class Product:
     early: bool
     wide_ids: bool
     direct: bool = False
+    narrow: bool = False
 
     @classmethod
     def of(
@@ -60,6 +61,7 @@ class Product:
         router: bool,
         in_order: bool,
         early: bool,
+        narrow: bool = False,
     ) -> Product:
         """The product with these weights; ``k`` counts packed rows and ``n`` packed columns."""
         return cls(
@@ -74,6 +76,7 @@ class Product:
             early,
             wide_ids,
             direct,
+            narrow,
         )
 
     def defines(self) -> dict[str, int | str]:
@@ -87,6 +90,7 @@ class Product:
                 "SF_ROUTER": int(self.router),
                 "SF_SORTED": int(self.in_order),
                 "SF_EARLY": int(self.early),
+                "SF_NARROW": int(self.narrow),
             }
         )
 
@@ -215,9 +219,17 @@ class ExpertWide:
         """Rows of a block, at most."""
         return self.wide.tokens
 
+    def shared_bytes(self, scheme: Scheme) -> int:
+        """Dynamic shared memory of a CTA in bytes."""
+        return -(-self.wide.shared_bytes(scheme) // 16) * 16 + 8 * self.wide.tokens
+
     def check(self, scheme: Scheme, k: int, props: DeviceProps) -> None:
         """Raises ``ArgumentError`` when the configuration does not fit the device or the shape."""
         self.wide.check(scheme, k, props)
+        need = self.shared_bytes(scheme)
+        if need > props.smem_per_cta:
+            allowed = f"at most {props.smem_per_cta} bytes of shared memory per CTA"
+            raise ArgumentError("ExpertWide", self, allowed, f"It needs {need}.")
 
     def source(self, product: Product) -> KernelSource:
         """The kernel of a product."""
@@ -229,7 +241,7 @@ class ExpertWide:
         return LaunchConfig(
             grid=(blocks * -(-product.n // self.wide.columns), 1, 1),
             block=(self.wide.threads, 1, 1),
-            shared_bytes=self.wide.shared_bytes(product.scheme),
+            shared_bytes=self.shared_bytes(product.scheme),
             programmatic=True,
         )
 

@@ -43,7 +43,8 @@ def launch_layer(
     else:
         routing = sort_pairs(topk_ids, expert_map, w13.experts, plan.gate_up.block_rows, arch)
     h = gate_up(plan.gate_up, x, w13, topk_weights if weight_on_input else None, routing, activation, arch)
-    sums = down(plan.down, h, w2, None if weight_on_input else topk_weights, routing, arch)
+    on_result = None if weight_on_input else topk_weights
+    sums = down(plan.down, h, w2, on_result, routing, arch, narrow=plan.narrow)
     sum_experts(sums, routing, out, arch)
 
 
@@ -85,12 +86,15 @@ def down(
     router_weights: torch.Tensor | None,
     routing: Routing,
     arch: str,
+    *,
+    narrow: bool = False,
 ) -> torch.Tensor:
-    """``h W_down`` of every pair, by pair: fp32 ``[pairs, P]``; rows of pairs whose expert is elsewhere
-    are not written. ``h`` is in the order by experts."""
+    """``h W_down`` of every pair, by pair: fp32 or (``narrow``) in the dtype of ``h``, ``[pairs, P]``; rows
+    of pairs whose expert is elsewhere are not written. ``h`` is in the order by experts."""
     if w2.perm is not None:
         h = gather_rows(h, w2, routing, arch, in_order=True)
-    sums = torch.empty((routing.pairs, w2.padded_n), dtype=torch.float32, device=w2.device)
+    dtype = w2.dtype if narrow else torch.float32
+    sums = torch.empty((routing.pairs, w2.padded_n), dtype=dtype, device=w2.device)
     product = Product.of(
         w2,
         routing.direct,
@@ -99,6 +103,7 @@ def down(
         router=router_weights is not None,
         in_order=True,
         early=True,
+        narrow=narrow,
     )
     _launch(config, product, routing.blocks, arch)(config.arguments(w2, h, router_weights, routing, sums))
     return sums
@@ -127,4 +132,4 @@ def workspace_bytes(tokens: int, top_k: int, w13: ExpertWeights, w2: ExpertWeigh
     if w2.perm is not None:
         rows += -(-w2.packed_k // 64) * 128
     schedule = 0 if plan.direct else 16 * (routing.blocks + 1) + 4 * pairs
-    return schedule + pairs * (rows + w13.padded_n + 4 * w2.padded_n)
+    return schedule + pairs * (rows + w13.padded_n + (2 if plan.narrow else 4) * w2.padded_n)

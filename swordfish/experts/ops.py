@@ -45,7 +45,8 @@ def moe(
         out: ``[M, N]`` in the dtype of the weights to write into and return; any strides that do not overlap.
 
     Returns:
-        ``[M, N]``. Sums are fp32 in a fixed order and rounded twice: after the activation and at the end.
+        ``[M, N]``. Sums are fp32 in a fixed order and rounded after the activation and at the end; where the
+        rows of all pairs would exceed the L2, these are rounded, too.
         Pairs whose id is negative, beyond the experts or mapped to -1 add nothing; a token with no expert
         here gets zeros.
 

@@ -117,11 +117,11 @@ def gather_source(experts: int, wide_ids: bool, k: int, act_order: bool, in_orde
 
 
 @functools.cache
-def sum_source(experts: int, wide_ids: bool, n: int, bf16: bool) -> KernelSource:
-    """The kernel of ``device/sum.cu`` for rows of ``n`` columns."""
-    return _source(
-        "sum", "sum_experts", routing_defines(experts, wide_ids) | {"SF_N": n, "SF_BF16": int(bf16)}
-    )
+def sum_source(experts: int, wide_ids: bool, n: int, bf16: bool, narrow: bool) -> KernelSource:
+    """The kernel of ``device/sum.cu`` for rows of ``n`` columns, fp32 or (``narrow``) 16 bits."""
+    defines = routing_defines(experts, wide_ids)
+    defines |= {"SF_N": n, "SF_BF16": int(bf16), "SF_NARROW": int(narrow)}
+    return _source("sum", "sum_experts", defines)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -168,11 +168,14 @@ def gather_rows(
 
 
 def sum_experts(sums: torch.Tensor, routing: Routing, out: torch.Tensor, arch: str) -> None:
-    """``out[token, :N]`` = the sum of the token's pairs that are here; ``sums`` fp32 ``[pairs, ceil(N/64) *
-    64]``, ``out`` with unit inner stride."""
+    """``out[token, :N]`` = the sum of the token's pairs that are here; ``sums`` fp32 or in the dtype of
+    ``out``
+    ``[pairs, ceil(N/64) * 64]``, ``out`` with unit inner stride."""
     n = out.shape[1]
     ctas = -(-out.shape[0] * -(-n // 4) // _THREADS)
-    source = sum_source(routing.experts, routing.wide_ids, n, out.dtype == torch.bfloat16)
+    source = sum_source(
+        routing.experts, routing.wide_ids, n, out.dtype == torch.bfloat16, sums.dtype != torch.float32
+    )
     launch = _prepared(source, arch, ctas, _THREADS)
     scalars = (np.int32(routing.tokens), np.int32(routing.global_experts), np.int32(routing.top_k))
     launch((sums, out, np.int64(out.stride(0)), routing.ids, routing.expert_map, *scalars))

@@ -24,6 +24,7 @@ struct alignas(16) Row { int source, pair; float weight; int unused; };
 constexpr int ITEM_BYTES = 16 + SF_ROWS * 16;
 constexpr int SHARED_BYTES = round_up(RING_END, 16) + SF_ITEMS * ITEM_BYTES;
 constexpr int PLAN_OFFSET = SHARED_BYTES - SF_ITEMS * ITEM_BYTES;
+static_assert(!SF_NARROW, "few rows: fp32 by pair");
 static_assert(SHARED_BYTES == SF_SHARED_BYTES, "experts/kernels.py and this file disagree on the shared memory layout");
 
 constexpr i64 EXPERT_WORDS = (i64)N_BLOCKS * K_BLOCKS * BLOCK_BYTES;  // bytes
