@@ -35,7 +35,7 @@ from bench.run import open_session, precompile, write
 from bench.session import Loaded, Session
 from bench.shapes import DTYPES, Problem, parse_shapes
 
-__all__ = ["boundaries", "grid", "main", "points", "some_copies", "sweep"]
+__all__ = ["boundaries", "grid", "main", "points", "slim", "some_copies", "sweep"]
 
 MAX_M = 8192
 FINE = 1024
@@ -43,6 +43,7 @@ FINE = 1024
 GRAPH_US = 1000.0
 ROUNDS = 5
 WARM_UP_US = 3000.0
+DROPPED = ("min_us", "p10_us", "p90_us", "replays", "bytes", "packed_bytes")
 
 
 def grid(most: int = MAX_M, per_octave: int = 2) -> list[int]:
@@ -113,6 +114,19 @@ def sweep(session: Session, problem: Problem, ms: Sequence[int]) -> None:
         session.point(weight, m, some, warm_up_us=None if i == 0 else WARM_UP_US)
 
 
+def slim(row: dict[str, Any]) -> dict[str, Any]:
+    """A row without what can be read off the others, so that thousands of them make a file to commit."""
+    kept = {key: value for key, value in row.items() if key not in DROPPED and value not in ("", None)}
+    kept["us"] = None if row["us"] is None else round(row["us"], 3)
+    if "check" in row:
+        kept["check"] = {"rms": float(f"{row['check']['rms']:.3g}")}
+    if "clocks" in row:
+        kept["clocks"] = {key: row["clocks"][key] for key in ("sm_mhz",) if key in row["clocks"]}
+    if row["impl"].startswith(f"{SUBJECT}-"):
+        kept.pop("config", None)
+    return kept
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns 1 if anything that was to be timed failed or was wrong."""
     parser = argparse.ArgumentParser(prog="python -m bench.sweep_paths", description=__doc__.split("\n")[0])
@@ -148,11 +162,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     precompile(others, [(p, m) for p, ms in wanted.items() for m in ms if m in set(grid(max(ms)))])
     arguments = {key: str(value) for key, value in vars(options).items()}
     for problem, ms in wanted.items():
+        before = len(session.rows)
         sweep(session, problem, ms)
+        session.rows[before:] = [slim(row) for row in session.rows[before:]]
         write(options.out, session, device, arguments)
         print(f"{problem.shape.name}: {time.perf_counter() - start:.0f} s", flush=True)
     print(markdown(report.cases([{"rows": session.rows}])))
-    failed = [row for row in session.rows if row["error"]]
+    failed = [row for row in session.rows if row.get("error")]
     for row in failed:
         print(f"{row['impl']} {row['shape']} M={row['m']}: {row['error']}", file=sys.stderr)
     return 1 if failed else 0

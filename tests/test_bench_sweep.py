@@ -85,6 +85,7 @@ def test_the_report_counts_choices_near_the_fastest_and_names_the_worst(session,
     for row in session.rows:
         if row["impl"] == "swordfish":
             row["config"] = "dense: M >= 5" if row["m"] == 5 else "decode wide(tokens=16): M < 5"
+    session.rows = [sweep_paths.slim(row) for row in session.rows]
     document = {"schema": "swordfish-bench/1", "rows": session.rows, "device": {"name": "Simulated"}}
     path = tmp_path / "sweep.json"
     path.write_text(json.dumps(document))
@@ -99,3 +100,14 @@ def test_the_report_counts_choices_near_the_fastest_and_names_the_worst(session,
         "| 2 | decode 1 | 2.00 | 2.00 | 1.67 | 1.67 | 1.50 |",
     ]
     assert (tmp_path / "sweep.svg").read_text().startswith("<?xml")
+
+
+def test_a_slim_row_keeps_what_the_reports_need(session):
+    sweep_paths.sweep(session, PROBLEM, [2])
+    session.rows[0]["us"], session.rows[0]["clocks"] = 12.34567, {"sm_mhz": 1900.0, "power_w": 500.0}
+    row = sweep_paths.slim(session.rows[0])
+    assert row["us"] == 12.346 and row["clocks"] == {"sm_mhz": 1900.0} and set(row["check"]) == {"rms"}
+    assert {"shape", "m", "k", "n", "bits", "impl", "launches", "buffers"} <= row.keys()
+    assert not {"error", "skipped", "p90_us"} & row.keys()
+    failed = sweep_paths.slim({**session.rows[0], "us": None, "error": "wrong result"})
+    assert failed["us"] is None and failed["error"] == "wrong result"
