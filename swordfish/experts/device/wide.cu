@@ -2,7 +2,7 @@
 //
 // A CTA makes one output tile: a block of up to TOKENS rows (routing.cuh) by COLUMNS columns of its expert's weights. CTAs side by side work
 // on blocks of one expert and share its weights in L2. (Sharing all stages evenly among as many CTAs as fit, as decode_wide can, is slower:
-// nothing runs beside the output of a tile then, and there are many short tiles.)
+// nothing runs beside the output of a tile then, and tiles are many and short.)
 // x is in the order by experts: the rows of a block are one box of a tensor map. What the box holds beyond them are rows of other blocks,
 // whose products land in columns of the tile that are never stored.
 //
