@@ -90,9 +90,8 @@ def choose_wide(m: int, n: int, k: int, scheme: Scheme, props: DeviceProps) -> t
         wanted, reason = _many_columns(tokens, blocks, long, props)
     else:
         wanted, reason = _few_columns(tokens, weights, long)
-    if wanted.stream and wanted.tiles > 1 and tokens > 48 and scheme.zeros == "offset":
-        # Two tiles and the sums of the tokens spill up to 328 bytes.
-        wanted, reason = _Cut(1, 2, 256, 1, 3, stream=True), "128 share their tokens"
+    if wgmma and _spills(wanted, tokens, scheme):
+        wanted, reason = _Cut(1, 2, 256, 1, 3, stream=wanted.stream), "128 share their tokens"
     # Narrow CTAs always fit.
     for cut in (wanted, replace(wanted, stage_k=128), _Cut(1, 1, 128, 1, 4)):
         tiles = -(-columns // cut.blocks) * row_tiles
@@ -109,6 +108,17 @@ def choose_wide(m: int, n: int, k: int, scheme: Scheme, props: DeviceProps) -> t
             how = f"{tokens} tokens, {blocks} blocks of 64 columns, {reason}"
             return config, f"{how}, {places} equal parts" if stream else how
     raise ArgumentError("scheme", scheme, "a scheme whose stages fit in shared memory")
+
+
+def _spills(cut: _Cut, tokens: int, scheme: Scheme) -> bool:
+    """Whether a cut that fits symmetric int4 lacks the registers for the sums of the tokens (offsets), or for
+    the zero points of four tiles of int8: up to 328 bytes were spilled."""
+    if scheme.bits == 8 and scheme.zeros != "none" and cut.tiles == 4:
+        return True
+    if scheme.zeros != "offset":
+        return False
+    sums = cut.tiles * tokens + tokens // 2
+    return sums + 8 * cut.tiles + 86 > min(255, 512 // (cut.warpgroups * cut.resident))
 
 
 def _many_products() -> _Cut:
@@ -175,7 +185,7 @@ def _mma(tokens: int, scheme: Scheme) -> tuple[_Cut, str]:
     Two sets of sums throughout: one set in place is rescaled by a quotient of scales, which can move a
     result by one unit in the last place where the exact one lies half-way between two.
     """
-    if tokens <= 48 or (tokens <= 64 and scheme.zeros != "offset"):
+    if tokens <= 32 or (tokens <= 64 and scheme.zeros != "offset"):
         return _Cut(2, 1, 128, 2, 4), "two tiles share token fragments"
     return _Cut(1, 2, 128, 1, 4), "128 share their tokens"
 
