@@ -30,7 +30,7 @@ from bench.moe_layers import ROUTES, SILU, ColdLayers
 from bench.session import failure, rounds_for
 from bench.shapes import parse_ints
 from swordfish.experts import moe, plan_layer
-from swordfish.experts.layer import workspace_bytes
+from swordfish.experts.layer import layer_sources, workspace_bytes
 from swordfish.runtime.registry import compile_many
 from swordfish.scheme import Scheme
 
@@ -73,7 +73,8 @@ class Session:
                 del self.peers[name]
                 print(f"{name}: {failure(error)}", file=sys.stderr)
         plans = [plan_layer(layers.w13[0], layers.w2[0], m, self.model.top_k) for m in ms]
-        compile_many([(s, layers.props.arch) for plan in plans for s in layers.sources(plan)])
+        weights = layers.w13[0], layers.w2[0]
+        compile_many([(s, layers.props.arch) for plan in plans for s in layer_sources(plan, *weights, SILU)])
 
     def run(self, m: int) -> list[dict[str, Any]]:
         """Check everything, then time it."""

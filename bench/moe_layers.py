@@ -11,12 +11,11 @@ from bench.data import check
 from bench.harness import clone_state
 from bench.moe_data import MoeShape, Routes, hidden_states, random_experts, reference_products, routes
 from swordfish.experts import ACTIVATIONS, ExpertWeights, plan_layer
-from swordfish.experts.choose import ExpertConfig, ExpertPlan
-from swordfish.experts.kernels import ExpertWide, Product
+from swordfish.experts.choose import ExpertConfig
+from swordfish.experts.kernels import ExpertWide
 from swordfish.experts.layer import down, gate_up
 from swordfish.experts.routing import Routing, sort_pairs
 from swordfish.runtime.device import DeviceProps, device_props
-from swordfish.runtime.source import KernelSource
 from swordfish.scheme import Scheme
 from swordfish.tune.timing import CudaBackend, Graph
 
@@ -86,16 +85,6 @@ class ColdLayers:
         narrow = self.narrow and isinstance(config, ExpertWide)
         weights = self.routes[index % ROUTES].weights
         return down(config, h, self.w2[copy], weights, routing, arch, narrow=narrow)
-
-    def sources(self, plan: ExpertPlan) -> list[KernelSource]:
-        """The kernels of gate_up and down of a plan."""
-        assert plan.gate_up is not None and plan.down is not None
-        wide, ids = isinstance(plan.gate_up, ExpertWide), False
-        first = Product.of(self.w13[0], plan.direct, ids, SILU, router=False, in_order=wide, early=wide)
-        second = Product.of(
-            self.w2[0], plan.direct, ids, None, router=True, in_order=True, early=True, narrow=plan.narrow
-        )
-        return [plan.gate_up.source(first), plan.down.source(second)]
 
     def in_order(self, routing: Routing) -> torch.Tensor:
         """The reference's intermediate in the order of a routing."""

@@ -8,10 +8,13 @@ from typing import Any
 import torch
 
 import swordfish as sf
-from swordfish.experts import ACTIVATIONS, Activation, ExpertWeights
+from swordfish.experts import ACTIVATIONS, Activation, ExpertWeights, plan_layer
+from swordfish.experts.layer import layer_sources
+from swordfish.runtime.device import device_props
+from swordfish.runtime.registry import compile_many
 from tests.backends import exact, quantised
 
-__all__ = ["MoeLayer", "assert_layer", "layer", "routing"]
+__all__ = ["MoeLayer", "assert_layer", "compile_ahead", "layer", "routing"]
 
 _TOLERANCE = {torch.bfloat16: 4e-3, torch.float16: 5e-4}
 """Relative error of a layer: rounded after the activation (1.6e-3 in bf16) and at the end (the same
@@ -86,6 +89,18 @@ def routing(
     chances = torch.arange(1, experts + 1).double() ** -skew
     ids = torch.multinomial(chances.expand(tokens, -1), top_k, generator=g).int()
     return torch.rand(tokens, top_k, generator=g), ids
+
+
+def compile_ahead(made: list[MoeLayer], tokens: list[int], top_k: int) -> None:
+    """Kernels of these layers on the GPU, side by side: one after the other takes minutes."""
+    requests = {}
+    for one in made:
+        there = one.to("cuda")
+        for m in tokens:
+            plan = plan_layer(there.w13, there.w2, m, min(top_k, there.w13.experts))
+            for source in layer_sources(plan, there.w13, there.w2, ACTIVATIONS["silu"]):
+                requests[source, device_props(there.w13.device).arch] = None
+    compile_many(list(requests))
 
 
 def assert_layer(y: torch.Tensor, expected: torch.Tensor) -> None:

@@ -15,7 +15,7 @@ from swordfish.experts import ACTIVATIONS, Activation, ExpertPlan, ExpertWeights
 from swordfish.experts.kernels import ExpertRing, ExpertWide
 from swordfish.experts.layer import launch_layer
 from tests.backends import BACKENDS, EMULATED, Backend
-from tests.moe_layers import MoeLayer, assert_layer, layer, routing
+from tests.moe_layers import MoeLayer, assert_layer, compile_ahead, layer, routing
 
 SCHEMES: dict[str, dict[str, Any]] = {
     "int4-128": {},
@@ -291,18 +291,28 @@ def test_large_calls_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_layer(y, made.exact(x, weights, ids))
 
 
+MANY_TOKENS = [1, 2, 4, 16, 31, 64, 150, 256, 700, 1024, 4096]
+MANY_SCHEMES = ["int4-128", "int8-32-zeros", "int4-zeros-act-order-bias"]
+
+
+@pytest.fixture(scope="module")
+def many_layers() -> dict[str, MoeLayer]:
+    made = {scheme: layer(12, 512, 320, **SCHEMES[scheme]) for scheme in MANY_SCHEMES}
+    compile_ahead(list(made.values()), MANY_TOKENS, 4)
+    return made
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("m", [1, 2, 4, 16, 31, 64, 150, 256, 700, 1024, 4096])
+@pytest.mark.parametrize("m", MANY_TOKENS)
 @pytest.mark.parametrize("skew", [0.0, 2.0])
-@pytest.mark.parametrize("scheme", ["int4-128", "int8-32-zeros", "int4-zeros-act-order-bias"])
-def test_many_tokens(m: int, skew: float, scheme: str) -> None:
-    made = layer(12, 512, 320, **SCHEMES[scheme])
+@pytest.mark.parametrize("scheme", MANY_SCHEMES)
+def test_many_tokens(many_layers: dict[str, MoeLayer], m: int, skew: float, scheme: str) -> None:
+    made = many_layers[scheme]
     weights, ids = routing(m, 4, 12, skew=skew)
     x = tokens(m, made)
     first = run(Backend("cuda"), made, x, weights, ids)
     assert torch.equal(first, run(Backend("cuda"), made, x, weights, ids))
-    expected = moe(x, made.w13, made.w2, weights, ids).double()
-    assert_layer(first, expected)
+    assert_layer(first, moe(x, made.w13, made.w2, weights, ids).double())
 
 
 @pytest.mark.gpu

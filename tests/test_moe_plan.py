@@ -10,16 +10,21 @@ import torch
 import swordfish as sf
 from swordfish.decode import RingConfig, WideConfig
 from swordfish.errors import ArgumentError
+from swordfish.experts import layer as experts_layer
+from swordfish.experts import moe, plan_layer
+from swordfish.experts import routing as experts_routing
 from swordfish.experts.activation import ACTIVATIONS
 from swordfish.experts.choose import LayerShape, plan_experts
 from swordfish.experts.kernels import ExpertRing, ExpertWide, Product
 from swordfish.experts.reference import places_of
 from swordfish.experts.routing import block_bound, gather_rows, sort_pairs
 from swordfish.runtime.device import DeviceProps
-from swordfish.runtime.registry import compile_many
+from swordfish.runtime.launch import Kernel
+from swordfish.runtime.registry import compile_many, get_kernel
+from swordfish.runtime.source import KernelSource
 from swordfish.scheme import Scheme
 from tests.backends import BACKENDS, Backend
-from tests.moe_layers import layer
+from tests.moe_layers import layer, routing
 
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=str)
@@ -217,3 +222,25 @@ def test_function_not_hidden_by_a_module() -> None:
     import swordfish.experts
 
     assert callable(sf.moe) and swordfish.experts.moe is sf.moe
+
+
+@pytest.mark.parametrize("act_order", [False, True])
+@pytest.mark.parametrize("m", [1, 4, 40])
+def test_sources_are_what_a_call_compiles(monkeypatch: pytest.MonkeyPatch, m: int, act_order: bool) -> None:
+    made = layer(3, 192, 64, group_size=32, act_order=act_order)
+    asked = []
+
+    def recorded(source: KernelSource, arch: str) -> Kernel:
+        asked.append(source)
+        return get_kernel(source, arch)
+
+    for module in (experts_layer, experts_routing):
+        monkeypatch.setattr(module, "get_kernel", recorded)
+    experts_layer._launch.cache_clear()
+    experts_routing._prepared.cache_clear()
+    weights, ids = routing(m, 2, 3)
+    with sf.emulate("sm_90a"):
+        plan = plan_layer(made.w13, made.w2, m, 2)
+        moe(torch.randn(m, 192).bfloat16(), made.w13, made.w2, weights, ids)
+    listed = experts_layer.layer_sources(plan, made.w13, made.w2, ACTIVATIONS["silu"])
+    assert set(asked) == set(listed[:-1])  # the last one pads x, which is not needed here

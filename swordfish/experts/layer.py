@@ -6,16 +6,26 @@ import functools
 
 import torch
 
+from swordfish.decode.tokens import gather_source as token_source
 from swordfish.decode.tokens import packed_tokens
 from swordfish.experts.activation import Activation
 from swordfish.experts.choose import ExpertConfig, ExpertPlan
 from swordfish.experts.kernels import ExpertWide, Product
-from swordfish.experts.routing import Routing, gather_rows, sort_pairs, sum_experts
+from swordfish.experts.routing import (
+    Routing,
+    gather_rows,
+    gather_source,
+    sort_pairs,
+    sort_source,
+    sum_experts,
+    sum_source,
+)
 from swordfish.experts.weights import ExpertWeights
 from swordfish.runtime.launch import PreparedLaunch
 from swordfish.runtime.registry import get_kernel
+from swordfish.runtime.source import KernelSource
 
-__all__ = ["down", "gate_up", "launch_layer", "workspace_bytes"]
+__all__ = ["down", "gate_up", "launch_layer", "layer_sources", "workspace_bytes"]
 
 
 def launch_layer(
@@ -113,6 +123,41 @@ def down(
 def _launch(config: ExpertConfig, product: Product, blocks: int, arch: str) -> PreparedLaunch:
     """The kernel, compiled or read from the cache, with its launch shape."""
     return get_kernel(config.source(product), arch).prepare(config.launch_config(product, blocks))
+
+
+def layer_sources(
+    plan: ExpertPlan,
+    w13: ExpertWeights,
+    w2: ExpertWeights,
+    activation: Activation,
+    *,
+    wide_ids: bool = False,
+    weight_on_input: bool = False,
+) -> list[KernelSource]:
+    """Every kernel of :func:`launch_layer` for such a call, to build them side by side; none without a plan
+    for a GPU. ``wide_ids``: ids are int64."""
+    if plan.gate_up is None or plan.down is None:
+        return []
+    experts, direct = w13.experts, plan.direct and w13.perm is None and w2.perm is None
+    in_order = isinstance(plan.gate_up, ExpertWide) or w13.perm is not None
+    first = Product.of(
+        w13, direct, wide_ids, activation, router=weight_on_input, in_order=in_order, early=in_order
+    )
+    second = Product.of(
+        w2, direct, wide_ids, None, router=not weight_on_input, in_order=True, early=True, narrow=plan.narrow
+    )
+    sources = [
+        plan.gate_up.source(first),
+        plan.down.source(second),
+        sum_source(experts, wide_ids, w2.shape[1], w2.dtype == torch.bfloat16, plan.narrow),
+    ]
+    if not direct:
+        sources.append(sort_source(experts, wide_ids))
+    if in_order:
+        sources.append(gather_source(experts, wide_ids, w13.packed_k, w13.perm is not None, False))
+    if w2.perm is not None:
+        sources.append(gather_source(experts, wide_ids, w2.packed_k, True, True))
+    return [*sources, token_source()]
 
 
 def workspace_bytes(tokens: int, top_k: int, w13: ExpertWeights, w2: ExpertWeights, plan: ExpertPlan) -> int:
