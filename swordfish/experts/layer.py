@@ -13,6 +13,7 @@ from swordfish.experts.choose import ExpertConfig, ExpertPlan
 from swordfish.experts.kernels import ExpertWide, Product
 from swordfish.experts.routing import (
     Routing,
+    block_bound,
     gather_rows,
     gather_source,
     sort_pairs,
@@ -165,16 +166,12 @@ def workspace_bytes(tokens: int, top_k: int, w13: ExpertWeights, w2: ExpertWeigh
     if plan.gate_up is None:
         return 0
     pairs = tokens * top_k
-    routing = Routing(
-        torch.empty((tokens, top_k), dtype=torch.int32, device="meta"),
-        None,
-        w13.experts,
-        plan.gate_up.block_rows,
-    )
     rows = 0
     if isinstance(plan.gate_up, ExpertWide) or w13.perm is not None:
         rows += -(-w13.packed_k // 64) * 128
     if w2.perm is not None:
         rows += -(-w2.packed_k // 64) * 128
-    schedule = 0 if plan.direct else 16 * (routing.blocks + 1) + 4 * pairs
+    schedule = (
+        0 if plan.direct else 16 * (block_bound(pairs, w13.experts, plan.gate_up.block_rows) + 1) + 4 * pairs
+    )
     return schedule + pairs * (rows + w13.padded_n + (2 if plan.narrow else 4) * w2.padded_n)
