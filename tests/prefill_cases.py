@@ -60,12 +60,12 @@ def run(
     config: PrefillConfig,
     seed: int = 0,
     pairs: int = 2,
-    bias: torch.Tensor | None = None,
+    arch: str = "sm_100a",
 ) -> torch.Tensor:
     """One run, on few CTAs so that each computes several tiles; raises on any finding."""
     out = torch.full((x.shape[0], w.shape[1]), float("nan"), dtype=w.dtype)
-    with sf.emulate("sm_100a", tcgen05_fences=True, cluster_start=True, **schedule(seed)) as emulation:
-        launch_prefill(config, x, w, w.bias if bias is None else bias, out, pairs=pairs)
+    with sf.emulate(arch, tcgen05_fences=True, cluster_start=True, **schedule(seed)) as emulation:
+        launch_prefill(config, x, w, w.bias, out, pairs=pairs)
     for report in emulation.reports:
         report.raise_on_findings()
     return out

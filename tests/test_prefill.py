@@ -72,6 +72,13 @@ def test_every_variant(config: PrefillConfig) -> None:
     assert torch.equal(run(rows, w, config), sf.dequantize(w)[7::3])
 
 
+def test_the_same_bits_on_every_architecture() -> None:
+    w = quantised(576, 200, bias=True)
+    x = activations(130, w)
+    results = [run(x, w, config_of(w, tokens=128, slices=2), arch=arch) for arch in ARCHITECTURES]
+    assert all(torch.equal(results[0], other) for other in results[1:])
+
+
 @pytest.mark.parametrize(
     "scheme",
     [
