@@ -112,6 +112,7 @@ def sweep(session: Session, problem: Problem, ms: Sequence[int]) -> None:
             if (m in on_grid or entry.adapter in always) and entry.adapter.supports(problem, m) is None
         ]
         session.point(weight, m, some, warm_up_us=None if i == 0 else WARM_UP_US)
+        torch.cuda.empty_cache()  # every graph had a pool of its own, which a capture cannot take back
 
 
 def slim(row: dict[str, Any]) -> dict[str, Any]:
@@ -160,7 +161,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     always, others = split_peers(session.adapters)
     precompile(always, [(p, m) for p, ms in wanted.items() for m in ms])
     precompile(others, [(p, m) for p, ms in wanted.items() for m in ms if m in set(grid(max(ms)))])
-    arguments = {key: str(value) for key, value in vars(options).items()}
+    arguments = {key: str(value) for key, value in vars(options).items() if key != "out"}
     for problem, ms in wanted.items():
         before = len(session.rows)
         sweep(session, problem, ms)
