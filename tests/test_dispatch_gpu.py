@@ -42,8 +42,8 @@ def test_product_and_bits_over_rows(
     """Each path against the exact product, element by element, and 20 times the same bits.
 
     The bound: one rounding of the result, and six standard deviations of a rounding of every weight, which is
-    uniform within its unit roundoff. Decode rounds none; its fp32 sums lose at most 2^-24 of all terms' size at
-    each of K/16 products.
+    uniform within its unit roundoff. Decode rounds none; its fp32 sums lose at most 2^-24 of all terms' size
+    at each of K/16 products.
     """
     monkeypatch.setenv("SWORDFISH_PATH", path)
     w = quantised(1024, 576, device="cuda", **scheme)

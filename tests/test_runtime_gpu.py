@@ -251,8 +251,8 @@ def test_host_time_of_a_launch() -> None:
 
 
 def test_host_time_of_a_product() -> None:
-    """One row, eager, checked and planned in Python: the price of torch.mm, which is C++ (printed; alone on an
-    idle machine it is less; twice as much would be felt)."""
+    """One row, eager, checked and planned in Python, at the price of torch.mm, which is C++. Printed; on an
+    idle machine it is less, and twice as much would be felt."""
     w = quantised(1024, 1024, device="cuda")
     x, dense = torch.zeros(1, 1024, device="cuda").bfloat16(), swordfish.dequantize(w)
     ours, theirs = host_seconds(lambda: swordfish.mm(x, w)), host_seconds(lambda: torch.mm(x, dense))
