@@ -68,4 +68,11 @@ SF_DEVICE u32 load_acquire(const u32* p) {
   return v;
 }
 
+// Also orders memory among the lanes.
+SF_DEVICE bool all_lanes(bool v) {
+  const bool all = __all_sync(0xffffffffu, v);
+  warp_sync();
+  return all;
+}
+
 SF_DEVICE void store_global_word(u32* p, u32 v) { asm volatile("st.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }

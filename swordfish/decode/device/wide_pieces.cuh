@@ -36,11 +36,11 @@ struct Pieces {
 
   // Adds the pieces of ranges `first` to `last`, in order.
   SF_DEVICE void collect(float (&total)[TILES][TOKENS / 2], int first, int last, int m, int lane) const {
-    // Lane i waits for piece i, 32 at a time: one trip to L2 for all.
+    // Lane i waits for piece i, 32 at a time: one trip to L2 for all. No lane leaves before the others: after a divergent loop the
+    // compiler would keep the ring's position out of uniform registers, and every product of the main loop would pay two instructions.
 #pragma unroll 1
-    for (int range = first + lane; range <= last; range += 32)
-      while (load_acquire(flag + range * WARPS) == 0) {}
-    warp_sync();
+    for (int range = first; range <= last; range += 32)
+      while (!all_lanes(load_acquire(flag + min(range + lane, last) * WARPS) != 0)) {}
 #pragma unroll 1
     for (int range = first; range <= last; range += PIECES) {
       const float* const from = piece(range);
@@ -66,7 +66,9 @@ struct Pieces {
       warp_sync();
     }
 #pragma unroll 1
-    for (int range = first + lane; range <= last; range += 32) store_global_word(flag + range * WARPS, 0);
+    for (int range = first; range <= last; range += 32) {
+      if (range + lane <= last) store_global_word(flag + (range + lane) * WARPS, 0);
+    }
   }
 
  private:

@@ -74,6 +74,9 @@ struct Products {
         }
       }
       multiply(batch, tokens);
+      // Nothing that prepares the next batch may come between the products of this one: with many tokens and one tile the compiler puts
+      // it behind the first of four, where the tensor cores run dry.
+      if (TILES == 1 && TOKENS > 96) warp_sync();
       load_scale(batch, slot);
       if (tile == 0 && depth + 1 < DEPTHS) load_words(depth + 1, slot);
       if (batch == SF_REFILL_BATCH) refill();
