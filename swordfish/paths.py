@@ -57,7 +57,7 @@ def _dense_rows(n: int, k: int, scheme: Scheme, props: DeviceProps, prefill: boo
         # 0.88 to 1.12 at 2,560; dense reaches 0.9 of cuBLAS between. int8 has room for 96 tokens a tile only.
         if scheme.bits == 4:
             return 2305, "cuBLAS makes up for dequantising"
-        return 385, "cuBLAS makes up for dequantising; decode multiplies int8 in tiles of 96 rows"
+        return 449, "cuBLAS makes up for dequantising; decode multiplies int8 in tiles of 96 rows"
     many = props.sm_count >= MANY_SMS
     if not prefill:
         # By data sheet, not measured: bytes of the dequantised weight over memory bandwidth, against the
