@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import swordfish as sf
 from swordfish.operators import operands
 from tests.backends import quantised
+from tests.moe_layers import layer as layer_of_experts
 from tests.products import PLACES, device_of, place
 
 K, N = 192, 72
@@ -233,3 +234,14 @@ def test_warmup_builds_every_kind_of_call(arch: str) -> None:
         with pytest.raises(sf.ArgumentTypeError, match="weights"):
             sf.warmup([layer])  # type: ignore[list-item]
     assert sf.warmup(layer) == 0, "nothing to build on a CPU"
+
+
+def test_warmup_of_a_model_with_experts() -> None:
+    made = layer_of_experts(4, 64, 64)
+    model = torch.nn.ModuleList([sf.Linear(weight("int4")), sf.MoE(made.w13, made.w2)])
+    with sf.emulate("sm_90a"):
+        with pytest.raises(sf.ArgumentError, match="top_k=None"):
+            sf.warmup(model, [1, 5])
+        linear = sf.warmup(model[0], [1, 5])
+        assert sf.warmup(model, [1, 5], top_k=2) >= linear + 8, "two plans, two types of ids"
+    assert sf.warmup(model, [1, 5], top_k=2) == 0
