@@ -18,7 +18,6 @@ __all__ = ["FORMAT", "FORMAT_VERSION", "PackedWeight", "pad_columns"]
 
 FORMAT = "swordfish.packed_weight"
 FORMAT_VERSION = "1"
-_FIELDS = ("words", "scale_rows", "zero_rows", "perm", "bias", "scheme", "shape")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -147,8 +146,15 @@ class PackedWeight:
         """The constructor without its checks, for tensors whose shapes and dtypes have been checked: a tenth
         of the time, which a call of a few microseconds notices."""
         weight: PackedWeight = object.__new__(cls)
-        fields = (words, scale_rows, zero_rows, perm, bias, scheme, shape)
-        object.__setattr__(weight, "__dict__", dict(zip(_FIELDS, fields, strict=True)))
+        weight.__dict__.update(
+            words=words,
+            scale_rows=scale_rows,
+            zero_rows=zero_rows,
+            perm=perm,
+            bias=bias,
+            scheme=scheme,
+            shape=shape,
+        )
         return weight
 
     def to(
