@@ -15,6 +15,9 @@ import pytest
 import torch
 
 import swordfish as sf
+from swordfish.decode import choose
+from swordfish.runtime import DeviceProps
+from swordfish.runtime.registry import get_artifact
 from tests.backends import BACKENDS, EMULATED, Backend, exact, quantised
 
 BITS_OF_ROUNDING = {torch.bfloat16: 2.0**-9, torch.float16: 2.0**-12}
@@ -170,3 +173,12 @@ def test_split_over_a_cluster(backend: Backend) -> None:
         assert plan.config is not None and plan.config.split > 1, plan
     check(backend, 1, 4096, 64)
     check(backend, 11, 4096, 64)
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a", "sm_110a"])
+@pytest.mark.parametrize("m", [1, 8, 16, 48, 128])
+def test_kernels_of_a_large_layer_do_not_spill(arch: str, m: int) -> None:
+    scheme, props = sf.Scheme(4, 128, "bfloat16"), DeviceProps.for_target(arch)
+    config = choose(m, 28672, 4096, scheme, props).config
+    made = get_artifact(config.source(scheme, 4096, 28672, bias=True), arch).metadata
+    assert made.spill_bytes == 0 == made.local_bytes, config

@@ -57,7 +57,12 @@ def _many_tiles(
 ) -> tuple[list[RingConfig], str]:
     """More tiles than SMs: K is not split."""
     unit, units = _unit(k, scheme)
-    if rows >= 8:
+    if rows > 8:
+        # Two columns of 16 rows need more registers than there are.
+        waves = -(-tiles // props.sm_count)
+        one = RingConfig(rows, 1, 1, min(12, _units(k, 1)), 2, ctas=-(-columns // waves))
+        return [one, replace(one, warps=min(8, _units(k, 1)))], f"{waves} for each of {one.ctas} CTAs"
+    if rows == 8:
         # 128 columns share one copy of the tokens, which are as many bytes as the weights by now: 10 to 15 %.
         waves = -(-tiles // (2 * props.sm_count))
         wide = RingConfig(rows, 2, unit, min(8, units), 2, ctas=-(-columns // (2 * waves)))
