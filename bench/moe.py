@@ -236,7 +236,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     "schema": "swordfish-bench-moe/1",
                     "device": describe_device(torch.cuda.current_device()),
                     "versions": versions(),
-                    "arguments": {key: str(value) for key, value in vars(options).items()},
+                    "arguments": {key: str(value) for key, value in vars(options).items() if key != "out"},
                     "rows": rows,
                 }
                 options.out.write_text(json.dumps(document, indent=1, default=str) + "\n", encoding="utf-8")

@@ -150,7 +150,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     floors = [Floor()] if options.no_pdl_floor else [Floor(), Floor(programmatic=True)]
     session = open_session(adapters, floors, rounds=options.rounds)
     device = describe_device(torch.cuda.current_device())
-    arguments = {key: str(value) for key, value in vars(options).items()}
+    arguments = {key: str(value) for key, value in vars(options).items() if key != "out"}
     precompile(session.adapters, [(problem, m) for problem in problems for m in ms])
     if options.chain:
         for m in ms:
