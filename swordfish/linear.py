@@ -44,9 +44,7 @@ class Linear(PackedModule):
             raise ArgumentTypeError("weight", type(weight).__name__, "a PackedWeight")
         self.scheme = weight.scheme
         self.in_features, self.out_features = weight.shape
-        # Absent ones last: torch.export numbers buffers by their place among all and skips the absent.
-        for name in sorted(_BUFFERS, key=lambda name: getattr(weight, name) is None):
-            self.register_buffer(name, getattr(weight, name))
+        self._register({name: getattr(weight, name) for name in _BUFFERS})
 
     @classmethod
     def empty(

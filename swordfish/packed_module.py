@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,6 +16,12 @@ __all__ = ["PackedModule"]
 
 class PackedModule(nn.Module):
     """A module whose buffers are packed weights."""
+
+    def _register(self, tensors: Mapping[str, torch.Tensor | None]) -> None:
+        """Buffers by name. Absent ones go last: torch.export numbers buffers by their place among all and
+        skips the absent."""
+        for name in sorted(tensors, key=lambda name: tensors[name] is None):
+            self.register_buffer(name, tensors[name])
 
     def get_extra_state(self) -> torch.Tensor:
         """Format version, scheme and shape as JSON text in a uint8 tensor, stored with the state_dict."""

@@ -380,6 +380,17 @@ def test_compiles_into_one_graph() -> None:
         assert torch.equal(compiled(x, weights, ids), module(x, weights, ids) * 2)
 
 
+@pytest.mark.parametrize("kind", ["int8-zeros-bias", "plain"])
+def test_exports_as_one_operator(kind: str) -> None:
+    """Also where tensors are absent between those that are there."""
+    layer_ = made(kind)
+    module, arguments = MoE(layer_.w13, layer_.w2), call()
+    program = torch.export.export(module, arguments)
+    targets = [node.target for node in program.graph.nodes]
+    assert targets.count(torch.ops.swordfish.moe.default) == 1
+    assert torch.equal(program.module()(*arguments), module(*arguments))
+
+
 def test_explain() -> None:
     module = MoE(made().w13, made().w2)
     assert str(sf.explain(module, 4, top_k=2)).startswith("reference")

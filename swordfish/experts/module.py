@@ -50,16 +50,18 @@ class MoE(PackedModule):
         self.activation = activation_of(activation)
         self.weight_on_input = weight_on_input
         self._kinds = {"w13": (w13.scheme, w13.shape), "w2": (w2.scheme, w2.shape)}
-        for name, weights in (("w13", w13), ("w2", w2)):
-            for field in _FIELDS:
-                self.register_buffer(f"{name}_{field}", getattr(weights, field))
         if expert_map is not None:
             if expert_map.ndim != 1 or not expert_map.numel():
                 raise ArgumentError("expert_map.shape", tuple(expert_map.shape), "[global experts]")
             if not expert_map.is_meta:
                 check_map_values(expert_map, w13.experts)
             expert_map = expert_map.to(w13.device, torch.int32).contiguous()
-        self.register_buffer("expert_map", expert_map)
+        buffers = {
+            f"{name}_{field}": getattr(weights, field)
+            for name, weights in (("w13", w13), ("w2", w2))
+            for field in _FIELDS
+        }
+        self._register({**buffers, "expert_map": expert_map})
 
     @classmethod
     def empty(
