@@ -14,6 +14,7 @@ minimum). Bits, dtype and act-order follow from the tensors. :func:`operands` ta
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
@@ -25,7 +26,7 @@ from swordfish.runtime import torch_cuda
 from swordfish.scheme import DTYPES, Scheme, ZeroKind
 from swordfish.weights import dequantize
 
-__all__ = ["Operands", "multiply", "operands", "rows"]
+__all__ = ["Operands", "define", "multiply", "operands", "rows", "scheme_of"]
 
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _BITS = {512: 4, 1024: 8}  # by words of a block
@@ -116,6 +117,22 @@ def _weight(
     return PackedWeight.unchecked(words, scale_rows, zero_rows, perm, None, scheme, (k, n))
 
 
+def scheme_of(
+    words: torch.Size, dtype: torch.dtype, group_size: int, *, zeros: bool, offset: bool, act_order: bool
+) -> Scheme:
+    """The scheme of packed words of this shape with scales of ``dtype``, of one weight or of experts.
+
+    Raises ``ArgumentError`` or ``ArgumentTypeError`` for words that hold no blocks, a dtype or group size
+    that is none.
+    """
+    if len(words) < 3 or words[-1] not in _BITS:
+        raise ArgumentError("words.shape", tuple(words), f"[N/64, K/64, {' or '.join(map(str, _BITS))}]")
+    if dtype not in _DTYPE_NAMES:
+        raise ArgumentTypeError("scale_rows.dtype", dtype, "torch.float16 or torch.bfloat16")
+    kind: ZeroKind = "none" if not zeros else "offset" if offset else "integer"
+    return Scheme(_BITS[words[-1]], group_size, _DTYPE_NAMES[dtype], kind, act_order)
+
+
 @functools.lru_cache(maxsize=1024)
 def _scheme(
     words: torch.Size,
@@ -130,12 +147,9 @@ def _scheme(
     offset: bool,
 ) -> Scheme:
     """The scheme of a weight of such tensors, checked by the constructor on tensors without memory."""
-    if len(words) != 3 or words[2] not in _BITS:
-        raise ArgumentError("words.shape", tuple(words), f"[N/64, K/64, {' or '.join(map(str, _BITS))}]")
-    if dtype not in _DTYPE_NAMES:
-        raise ArgumentTypeError("scale_rows.dtype", dtype, "torch.float16 or torch.bfloat16")
-    kind: ZeroKind = "none" if zeros is None else "offset" if offset else "integer"
-    scheme = Scheme(_BITS[words[2]], group_size, _DTYPE_NAMES[dtype], kind, perm is not None)
+    scheme = scheme_of(
+        words, dtype, group_size, zeros=zeros is not None, offset=offset, act_order=perm is not None
+    )
 
     def like(shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
@@ -223,6 +237,15 @@ def _gradients(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     return (to_x, None, None, None, None, to_bias, None, None, None, None)
 
 
+def define(library: Any, schema: str, function: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    """An operator of the ``swordfish`` namespace: one function for CPU and CUDA tensors, and its shapes."""
+    library.define(schema)
+    name = schema.partition("(")[0]
+    for key in ("CPU", "CUDA"):
+        library.impl(name, function, key)
+    torch.library.register_fake(f"swordfish::{name}", fake, lib=library)
+
+
 def _register() -> torch.library.Library:
     """The operators live as long as the returned library."""
     library: Any = torch.library.Library("swordfish", "DEF")  # type: ignore[no-untyped-call]
@@ -237,11 +260,7 @@ def _register() -> torch.library.Library:
         ),
         (f"dequantize({weight}, {scheme}) -> Tensor", _dequantize, _dequantize_fake),
     ):
-        library.define(schema)
-        name = schema.partition("(")[0]
-        for key in ("CPU", "CUDA"):
-            library.impl(name, function, key)
-        torch.library.register_fake(f"swordfish::{name}", fake, lib=library)
+        define(library, schema, function, fake)
     torch.library.register_autograd("swordfish::mm", _gradients, setup_context=_save, lib=library)
     found: torch.library.Library = library
     return found

@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeAlias
 
 import torch
 
@@ -14,7 +15,7 @@ from swordfish.errors import ArgumentError, ArgumentTypeError
 from swordfish.layouts.packing import BLOCK, pack_words, packed_shape, unpack_words
 from swordfish.scheme import CHANNELWISE, Scheme
 
-__all__ = ["FORMAT", "FORMAT_VERSION", "PackedWeight", "pad_columns"]
+__all__ = ["FORMAT", "FORMAT_VERSION", "Expected", "PackedWeight", "check_tensors", "pad_columns"]
 
 FORMAT = "swordfish.packed_weight"
 FORMAT_VERSION = "1"
@@ -50,24 +51,14 @@ class PackedWeight:
         _, n = self.shape
         groups = (self.scheme.groups(self.packed_k), -(-n // BLOCK) * BLOCK)
         dtype = self.scheme.torch_dtype
-        expected: list[tuple[str, torch.Tensor | None, tuple[int, ...], torch.dtype, bool]] = [
-            ("words", self.words, packed_shape(self.packed_k, n, self.scheme.bits), torch.int32, True),
-            ("scale_rows", self.scale_rows, groups, dtype, True),
-            ("zero_rows", self.zero_rows, groups, dtype, self.scheme.zeros != "none"),
-            ("perm", self.perm, (self.packed_k,), torch.int32, self.scheme.act_order),
+        expected: list[Expected] = [
+            ("words", packed_shape(self.packed_k, n, self.scheme.bits), torch.int32, True),
+            ("scale_rows", groups, dtype, True),
+            ("zero_rows", groups, dtype, self.scheme.zeros != "none"),
+            ("perm", (self.packed_k,), torch.int32, self.scheme.act_order),
+            ("bias", (n,), dtype, None),
         ]
-        if self.bias is not None:
-            expected.append(("bias", self.bias, (n,), dtype, True))
-        for name, tensor, shape, wanted, present in expected:
-            if (tensor is not None) != present:
-                seen, needed = ("None", "a tensor") if present else ("a tensor", "None")
-                raise ArgumentError(name, seen, f"{needed} for {self.scheme}")
-            if tensor is None:
-                continue
-            if tuple(tensor.shape) != shape:
-                raise ArgumentError(f"{name}.shape", tuple(tensor.shape), str(shape))
-            if tensor.dtype != wanted:
-                raise ArgumentTypeError(f"{name}.dtype", tensor.dtype, str(wanted))
+        check_tensors(self, expected)
 
     @property
     def scales(self) -> torch.Tensor:
@@ -361,6 +352,26 @@ class PackedWeight:
             Scheme(**json.loads(metadata["scheme"])),
             (int(k), int(n)),
         )
+
+
+Expected: TypeAlias = "tuple[str, tuple[int, ...], torch.dtype, bool | None]"
+"""A tensor of a packed weight: field, shape, dtype, and whether it must be there (``None``: it may)."""
+
+
+def check_tensors(weight: Any, expected: Sequence[Expected]) -> None:
+    """Raises ``ArgumentError`` or ``ArgumentTypeError`` for a tensor of ``weight`` (a packed weight or
+    experts) that is missing, superfluous, or of another shape or dtype."""
+    for name, shape, wanted, present in expected:
+        tensor = getattr(weight, name)
+        if present is not None and (tensor is not None) != present:
+            seen, needed = ("None", "a tensor") if present else ("a tensor", "None")
+            raise ArgumentError(name, seen, f"{needed} for {weight.scheme}")
+        if tensor is None:
+            continue
+        if tuple(tensor.shape) != shape:
+            raise ArgumentError(f"{name}.shape", tuple(tensor.shape), str(shape))
+        if tensor.dtype != wanted:
+            raise ArgumentTypeError(f"{name}.dtype", tensor.dtype, str(wanted))
 
 
 def pad_columns(rows: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from swordfish.experts.choose import LayerShape, plan_experts
 from swordfish.experts.layer import launch_layer, workspace_bytes
 from swordfish.experts.reference import reference_layer
 from swordfish.experts.weights import ExpertWeights
-from swordfish.scheme import DTYPES, Scheme, ZeroKind
+from swordfish.operators import define, scheme_of
 
 __all__ = ["MAX_WORKSPACE", "layer_shape", "operands", "run_layer"]
 
@@ -23,8 +23,6 @@ MAX_WORKSPACE = 512 << 20
 """Bytes of workspace beyond which a call is done in several parts, one after the other."""
 
 _FIELDS = ("words", "scale_rows", "zero_rows", "perm", "bias_rows")
-_DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
-_BITS = {512: 4, 1024: 8}  # by words of a block
 
 
 def layer_shape(w13: ExpertWeights, w2: ExpertWeights, expert_map: torch.Tensor | None) -> LayerShape:
@@ -95,9 +93,13 @@ def operands(
 def _weights(tensors: tuple[Any, ...], sizes: tuple[Any, ...], *, gated: bool) -> ExpertWeights:
     words, scale_rows, zero_rows, perm, bias_rows = tensors
     k, n, group_size, offset = sizes
-    kind: ZeroKind = "none" if zero_rows is None else "offset" if offset else "integer"
-    scheme = Scheme(
-        _BITS[words.shape[-1]], group_size, _DTYPE_NAMES[scale_rows.dtype], kind, perm is not None
+    scheme = scheme_of(
+        words.shape,
+        scale_rows.dtype,
+        group_size,
+        zeros=zero_rows is not None,
+        offset=offset,
+        act_order=perm is not None,
     )
     return ExpertWeights(words, scale_rows, zero_rows, perm, bias_rows, scheme, (k, n), gated)
 
@@ -126,12 +128,8 @@ def _register() -> torch.library.Library:
     both = [text.format(name) for text in (weight, scheme) for name in ("w13", "w2")]
     routing = "Tensor topk_weights, Tensor topk_ids, Tensor? expert_map"
     activation = "str activation, float alpha, float beta, float limit, bool weight_on_input"
-    library.define(
-        f"moe(Tensor x, {both[0]}, {both[1]}, {routing}, {both[2]}, {both[3]}, {activation}) -> Tensor"
-    )
-    for key in ("CPU", "CUDA"):
-        library.impl("moe", _moe, key)
-    torch.library.register_fake("swordfish::moe", _moe_fake, lib=library)
+    schema = f"moe(Tensor x, {both[0]}, {both[1]}, {routing}, {both[2]}, {both[3]}, {activation}) -> Tensor"
+    define(library, schema, _moe, _moe_fake)
     found: torch.library.Library = library
     return found
 

@@ -39,8 +39,7 @@ def moe(
         activation: ``"silu"``, ``"gelu"``, ``"gelu_tanh"``, ``"swiglu"`` (constants of gpt-oss) or an
             :class:`~swordfish.experts.Activation`.
         expert_map: int32 ``[global experts]``: place of an expert among the E here, -1 for one that is
-        elsewhere.
-            Without it ids are places.
+            elsewhere. Without it ids are places.
         weight_on_input: router weights multiply x instead of the result; for ``top_k = 1``.
         out: ``[M, N]`` in the dtype of the weights to write into and return; any strides that do not overlap.
 

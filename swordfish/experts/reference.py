@@ -34,7 +34,7 @@ def reference_layer(
     *,
     weight_on_input: bool = False,
 ) -> None:
-    """What :func:`swordfish.experts` computes, one expert after the other; fp64 inside."""
+    """What :func:`swordfish.moe` computes, one expert after the other; fp64 inside."""
     places = places_of(topk_ids, expert_map, w13.experts)
     total = torch.zeros(out.shape, dtype=torch.float64, device=out.device)
     for expert in range(w13.experts):

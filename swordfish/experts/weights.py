@@ -9,7 +9,7 @@ import torch
 
 from swordfish.errors import ArgumentError, ArgumentTypeError
 from swordfish.layouts.packing import BLOCK, packed_shape
-from swordfish.packed import PackedWeight
+from swordfish.packed import Expected, PackedWeight, check_tensors
 from swordfish.scheme import Scheme
 
 __all__ = ["MAX_EXPERTS", "ExpertWeights"]
@@ -61,24 +61,14 @@ class ExpertWeights:
         columns = self.padded_n
         groups = (experts, self.scheme.groups(self.packed_k), columns)
         words = (experts, *packed_shape(self.packed_k, columns, self.scheme.bits))
-        expected: list[tuple[str, tuple[int, ...], torch.dtype, bool | None]] = [
+        expected: list[Expected] = [
             ("words", words, torch.int32, True),
             ("scale_rows", groups, dtype, True),
             ("zero_rows", groups, dtype, self.scheme.zeros != "none"),
             ("perm", (experts, self.packed_k), torch.int32, self.scheme.act_order),
             ("bias_rows", (experts, columns), dtype, None),
         ]
-        for name, shape, wanted, present in expected:
-            tensor = getattr(self, name)
-            if present is not None and (tensor is not None) != present:
-                seen, needed = ("None", "a tensor") if present else ("a tensor", "None")
-                raise ArgumentError(name, seen, f"{needed} for {self.scheme}")
-            if tensor is None:
-                continue
-            if tuple(tensor.shape) != shape:
-                raise ArgumentError(f"{name}.shape", tuple(tensor.shape), str(shape))
-            if tensor.dtype != wanted:
-                raise ArgumentTypeError(f"{name}.dtype", tensor.dtype, str(wanted))
+        check_tensors(self, expected)
 
     @property
     def experts(self) -> int:
