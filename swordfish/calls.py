@@ -38,14 +38,10 @@ class DecodeCall:
         self._arguments = config.arguments
         self._permutes = scheme.act_order and not config.gather
         self._k, self._arch = k, arch
-        self._ready = not self._permutes and k % 64 == 0
 
     def __call__(
         self, x: torch.Tensor, w: PackedWeight, bias: torch.Tensor | None, out: torch.Tensor
     ) -> None:
-        if self._ready and x.is_contiguous() and x.data_ptr() % 16 == 0:
-            tokens = x
-        else:
-            tokens = packed_tokens(x, w.perm if self._permutes else None, self._k, self._arch)
+        tokens = packed_tokens(x, w.perm if self._permutes else None, self._k, self._arch)
         arguments = self._arguments(w.words, w.scale_rows, w.zero_rows, tokens, w.perm, bias, out)
         self._launch.again(out.get_device(), arguments)

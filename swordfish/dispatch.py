@@ -248,17 +248,11 @@ def _call(
     wishes: Overrides,
 ) -> Call:
     """By plain values, whose hashes cost nothing, and the device's index, not its properties."""
-    scheme = Scheme(bits, group_size, dtype, zeros, act_order)
-    props = (
-        None
-        if device is None
-        else DeviceProps.for_target(device)
-        if isinstance(device, str)
-        else device_props(device)
-    )
-    chosen = plan(m, n, packed_k, scheme, props, padded_rows=packed_k != k, wishes=wishes)
-    if props is None:
+    if device is None:
         return reference_mm
+    props = DeviceProps.for_target(device) if isinstance(device, str) else device_props(device)
+    scheme = Scheme(bits, group_size, dtype, zeros, act_order)
+    chosen = plan(m, n, packed_k, scheme, props, padded_rows=packed_k != k, wishes=wishes)
     if chosen.path == "dense":
         return dense_mm
     if isinstance(chosen.config, PrefillConfig):

@@ -37,11 +37,9 @@ def packed_tokens(x: torch.Tensor, perm: torch.Tensor | None, k: int, arch: str)
     ``perm`` is int32 ``[k]`` (-1: a padded row) or ``None`` for natural order. One launch on the current
     stream otherwise.
     """
-    m, pitch, inner = x.shape[0], *x.stride()
-    # The pitch of a single row is arbitrary, and 0 (expanded rows) is no stride for a tensor map.
-    rows = m == 1 or (pitch > 0 and pitch % _ROW_ALIGNMENT == 0)
-    if perm is None and rows and inner == 1 and k % 64 == 0 and x.data_ptr() % 16 == 0:
+    if perm is None and k % 64 == 0 and x.data_ptr() % 16 == 0 and _aligned_rows(x):
         return x
+    m, pitch, inner = x.shape[0], *x.stride()
     padded = -(-k // 64) * 64
     out = torch.empty((m, padded), dtype=x.dtype, device=x.device)
     ctas = -(-m * (padded // _PER_THREAD) // _THREADS)
@@ -49,3 +47,9 @@ def packed_tokens(x: torch.Tensor, perm: torch.Tensor | None, k: int, arch: str)
     arguments = (np.int32(m), np.int32(k), np.int32(padded), np.int64(pitch), np.int64(inner))
     _kernel(arch).launch(config, (x, perm, out, *arguments))
     return out
+
+
+def _aligned_rows(x: torch.Tensor) -> bool:
+    """Whether rows of whole 16 bytes, the first of them aligned, all are; 0 (expanded rows) is no stride for
+    a tensor map. Most are contiguous, which is the quickest to ask."""
+    return x.is_contiguous() or (x.stride(1) == 1 and x.stride(0) > 0 and x.stride(0) % _ROW_ALIGNMENT == 0)

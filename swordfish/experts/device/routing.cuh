@@ -10,25 +10,6 @@
 #pragma once
 #include "swordfish/decode/device/ptx.cuh"
 
-// Relaxed loads come from L2: a kernel that starts before its predecessor has ended may not trust L1.
-SF_DEVICE int load_fresh(const int* p) {
-  int v;
-  asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(v) : "l"(p));
-  return v;
-}
-
-SF_DEVICE Words4 load_fresh(const Words4* p) {
-  Words4 v;
-  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.v[0]), "=r"(v.v[1]), "=r"(v.v[2]), "=r"(v.v[3]) : "l"(p));
-  return v;
-}
-
-SF_DEVICE i64 load_fresh(const i64* p) {
-  i64 v;
-  asm volatile("ld.relaxed.gpu.global.s64 %0, [%1];" : "=l"(v) : "l"(p));
-  return v;
-}
-
 #if SF_IDS64
 typedef i64 Id;
 #else
