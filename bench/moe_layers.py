@@ -12,7 +12,6 @@ from bench.harness import clone_state
 from bench.moe_data import MoeShape, Routes, hidden_states, random_experts, reference_products, routes
 from swordfish.experts import ACTIVATIONS, ExpertWeights, plan_layer
 from swordfish.experts.choose import ExpertConfig
-from swordfish.experts.kernels import ExpertWide
 from swordfish.experts.layer import down, gate_up
 from swordfish.experts.routing import Routing, sort_pairs
 from swordfish.runtime.device import DeviceProps, device_props
@@ -77,12 +76,12 @@ class ColdLayers:
         return plan_layer(self.w13[0], self.w2[0], self.m, self.model.top_k).narrow
 
     def call(self, which: str, config: ExpertConfig, index: int, h: torch.Tensor) -> torch.Tensor:
-        """One launch (a wide gate_up: two) with the weights and the routing of that index."""
+        """One launch (two if gate_up reads rows in order) with the weights and the routing of that index."""
         routing = self.routings(config.block_rows)[index % ROUTES]
         copy, arch = index % len(self.w13), self.props.arch
         if which == "gate_up":
             return gate_up(config, self.x, self.w13[copy], None, routing, SILU, arch)
-        narrow = self.narrow and isinstance(config, ExpertWide)
+        narrow = self.narrow and config.in_order
         weights = self.routes[index % ROUTES].weights
         return down(config, h, self.w2[copy], weights, routing, arch, narrow=narrow)
 

@@ -90,9 +90,9 @@ def candidates(
 
 def product(model: MoeShape, scheme: Scheme, m: int, which: str, config: ExpertConfig) -> Product:
     """What a configuration compiles."""
-    k, n, wide = model.hidden, 2 * model.intermediate, isinstance(config, ExpertWide)
+    k, n, in_order = model.hidden, 2 * model.intermediate, config.in_order
     if which == "gate_up":
-        return Product(scheme, model.experts, k, n, False, SILU, False, wide, wide, False, m == 1)
+        return Product(scheme, model.experts, k, n, False, SILU, False, in_order, in_order, False, m == 1)
     return Product(scheme, model.experts, n // 2, k, False, None, True, True, True, False, m == 1)
 
 

@@ -7,7 +7,7 @@ from swordfish.prefill import unsupported
 from swordfish.runtime.device import DeviceProps
 from swordfish.scheme import Scheme
 
-__all__ = ["MANY_SMS", "PATHS", "choose_path"]
+__all__ = ["MANY_SMS", "PATHS", "choose_path", "prefill_rows"]
 
 PATHS = ("decode", "prefill", "dense")
 
@@ -35,13 +35,13 @@ def choose_path(
     if m >= dense:
         return "dense", f"M >= {dense}: {why}"
     if refused is None:
-        prefill, why = _prefill_rows(n, k, props)
+        prefill, why = prefill_rows(n, k, props)
         if m >= prefill:
             return "prefill", f"M >= {prefill}: {why}"
     return "decode", f"M < {dense if refused is not None else min(dense, prefill)}"
 
 
-def _prefill_rows(n: int, k: int, props: DeviceProps) -> tuple[int, str]:
+def prefill_rows(n: int, k: int, props: DeviceProps) -> tuple[int, str]:
     """Fewest rows for prefill where its kernel exists; the published kernel's thresholds on B200 and Thor."""
     if n >= 128 * props.sm_count:
         return 56, "a 128-column tile for every SM"

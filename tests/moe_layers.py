@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +14,9 @@ from swordfish.experts.layer import layer_sources
 from swordfish.runtime.device import device_props
 from swordfish.runtime.registry import compile_many
 from tests.backends import exact, quantised
+from tests.prefill_cases import config_of
 
-__all__ = ["MoeLayer", "assert_layer", "compile_ahead", "layer", "routing"]
+__all__ = ["MoeLayer", "assert_layer", "compile_ahead", "layer", "permuted_copies", "routing"]
 
 _TOLERANCE = {torch.bfloat16: 4e-3, torch.float16: 5e-4}
 """Relative error of a layer: rounded after the activation (1.6e-3 in bf16) and at the end (the same
@@ -46,8 +48,11 @@ class MoeLayer:
         activation: str | Activation = "silu",
         expert_map: torch.Tensor | None = None,
         weight_on_input: bool = False,
+        rounded: bool = False,
     ) -> torch.Tensor:
-        """fp64, nothing rounded, pair by pair."""
+        """fp64, pair by pair; nothing is rounded but, with ``rounded``, the weights: the prefill collective
+        multiplies what :func:`swordfish.dequantize` gives, unless scales are factors of the result."""
+        product = _rounded_product if rounded else exact
         act = activation if isinstance(activation, Activation) else ACTIVATIONS[activation]
         total = torch.zeros(x.shape[0], self.w2.shape[1], dtype=torch.float64)
         names = range(len(self.gate_up)) if expert_map is None else expert_map.tolist()
@@ -59,16 +64,19 @@ class MoeLayer:
             if place < 0:
                 continue
             weight = float(weights[token, slot])
-            first = exact(x[token : token + 1], self.gate_up[place]) * (weight if weight_on_input else 1.0)
-            if self.gate_up[place].bias is not None:
-                first = first + self.gate_up[place].bias.double()
-            second = _product(act(*first.chunk(2, dim=1)), self.down[place])
+            gate_up, down = self.gate_up[place], self.down[place]
+            first = product(x[token : token + 1], gate_up) * (weight if weight_on_input else 1.0)
+            second = product(act(*_biased(first, gate_up).chunk(2, dim=1)), down)
+            second = _biased(second, down)
             total[token] += second[0] * (1.0 if weight_on_input else weight)
         return total
 
 
-def _product(h: torch.Tensor, w: sf.PackedWeight) -> torch.Tensor:
-    y = exact(h, w)
+def _rounded_product(x: torch.Tensor, w: sf.PackedWeight) -> torch.Tensor:
+    return exact(x, w) if config_of(w).scales_results else x.double() @ sf.dequantize(w).double()
+
+
+def _biased(y: torch.Tensor, w: sf.PackedWeight) -> torch.Tensor:
     return y if w.bias is None else y + w.bias.double()
 
 
@@ -77,6 +85,31 @@ def layer(experts: int, hidden: int, intermediate: int, *, seed: int = 0, **sche
     gate_up = [quantised(hidden, 2 * intermediate, seed=seed + i, **scheme) for i in range(experts)]
     down = [quantised(intermediate, hidden, seed=seed + 1000 + i, **scheme) for i in range(experts)]
     return MoeLayer(gate_up, down, ExpertWeights.stack_gated(gate_up), ExpertWeights.stack(down))
+
+
+def permuted_copies(experts: int) -> tuple[MoeLayer, Callable[[torch.Tensor], torch.Tensor]]:
+    """Experts that are one MLP with its hidden channels in another order each, and that MLP; nearly fp64."""
+    hidden, inner = 128, 96
+    g = torch.Generator().manual_seed(4)
+    codes13 = torch.randint(0, 16, (hidden, 2 * inner), dtype=torch.uint8, generator=g)
+    codes2 = torch.randint(0, 16, (inner, hidden), dtype=torch.uint8, generator=g)
+    scales13 = torch.rand(hidden // 32, 2 * inner, generator=g) * 0.015 + 0.005
+    scales2 = (torch.rand(1, hidden, generator=g) * 0.015 + 0.005).expand(inner // 32, -1).contiguous()
+    bias = torch.randn(2 * inner, generator=g)
+    kw: dict[str, Any] = {"bits": 4, "group_size": 32, "dtype": torch.bfloat16}
+    gate_up, down = [], []
+    for _ in range(experts):
+        order = torch.randperm(inner, generator=g)
+        both = torch.cat([order, inner + order])
+        gate_up.append(sf.pack(codes13[:, both], scales13[:, both], bias=bias[both], **kw))
+        down.append(sf.pack(codes2[order], scales2, **kw))
+    first, second = sf.pack(codes13, scales13, bias=bias, **kw), sf.pack(codes2, scales2, **kw)
+
+    def dense(x: torch.Tensor) -> torch.Tensor:
+        gate, up = sf.mm(x, first).double().chunk(2, dim=1)
+        return torch.nn.functional.silu(gate) * up @ sf.dequantize(second).double()
+
+    return MoeLayer(gate_up, down, ExpertWeights.stack_gated(gate_up), ExpertWeights.stack(down)), dense
 
 
 def routing(

@@ -86,14 +86,19 @@ def assert_close(y: torch.Tensor, x: torch.Tensor, w: PackedWeight) -> None:
     assert (excess <= 0).all(), f"[{int(excess.argmax())}]: {float(excess.max())} beyond the bound"
 
 
-def check_code(config: PrefillConfig, arch: str) -> Artifact:
-    """No spills, the shared memory declared, registers for the threads declared, and the right
-    instructions."""
-    artifact = get_artifact(source(config), arch)
+def check_resources(config: PrefillConfig, artifact: Artifact, arch: str) -> None:
+    """No spills, the shared memory declared and registers for the threads declared."""
     meta = artifact.metadata
     assert meta.arch == arch and meta.spill_bytes == 0 and meta.local_bytes == 0
     assert meta.dynamic_shared_bytes == config.shared_bytes and meta.max_threads == config.threads
     assert -(-meta.registers // 8) * 8 * config.threads <= REGISTERS
+
+
+def check_code(config: PrefillConfig, arch: str) -> Artifact:
+    """No spills, the shared memory declared, registers for the threads declared, and the right
+    instructions."""
+    artifact = get_artifact(source(config), arch)
+    check_resources(config, artifact, arch)
     group = f"cta_group::{config.ctas}"
     operand = r"\[%r\d+\], \[%r\d+\], %rd\d+" if config.home == "tmem" else r"\[%r\d+\], %rd\d+, %rd\d+"
     wanted = [

@@ -11,11 +11,11 @@ import torch
 
 import swordfish as sf
 from swordfish.decode import RingConfig, WideConfig
-from swordfish.experts import ACTIVATIONS, Activation, ExpertPlan, ExpertWeights, moe, plan_layer
+from swordfish.experts import ACTIVATIONS, Activation, ExpertPlan, moe, plan_layer
 from swordfish.experts.kernels import ExpertRing, ExpertWide
 from swordfish.experts.layer import launch_layer
 from tests.backends import BACKENDS, EMULATED, Backend
-from tests.moe_layers import MoeLayer, assert_layer, compile_ahead, layer, routing
+from tests.moe_layers import MoeLayer, assert_layer, compile_ahead, layer, permuted_copies, routing
 
 SCHEMES: dict[str, dict[str, Any]] = {
     "int4-128": {},
@@ -141,28 +141,12 @@ def test_permuted_copies_of_one_mlp(backend: Backend, m: int) -> None:
     """Experts that are one MLP with its hidden channels in another order each, router weights that sum to
     1: the layer is that MLP, unless an expert's rows, columns, scales or biases are taken from another
     one."""
-    hidden, inner, experts, top_k = 128, 96, 5, 3
-    g = torch.Generator().manual_seed(4)
-    codes13 = torch.randint(0, 16, (hidden, 2 * inner), dtype=torch.uint8, generator=g)
-    codes2 = torch.randint(0, 16, (inner, hidden), dtype=torch.uint8, generator=g)
-    scales13 = torch.rand(hidden // 32, 2 * inner, generator=g) * 0.015 + 0.005
-    scales2 = (torch.rand(1, hidden, generator=g) * 0.015 + 0.005).expand(inner // 32, -1).contiguous()
-    bias = torch.randn(2 * inner, generator=g)
-    kw: dict[str, Any] = {"bits": 4, "group_size": 32, "dtype": torch.bfloat16}
-    gate_up, down = [], []
-    for _ in range(experts):
-        order = torch.randperm(inner, generator=g)
-        both = torch.cat([order, inner + order])
-        gate_up.append(sf.pack(codes13[:, both], scales13[:, both], bias=bias[both], **kw))
-        down.append(sf.pack(codes2[order], scales2, **kw))
-    plain = sf.pack(codes13, scales13, bias=bias, **kw), sf.pack(codes2, scales2, **kw)
-    made = MoeLayer(gate_up, down, ExpertWeights.stack_gated(gate_up), ExpertWeights.stack(down))
+    made, dense = permuted_copies(5)
     x = tokens(m, made)
-    weights, ids = routing(m, top_k, experts)
+    weights, ids = routing(m, 3, 5)
     y = run(backend, made, x, weights.softmax(dim=1), ids)
-    gate, up = sf.mm(x, plain[0]).double().chunk(2, dim=1)
-    dense = torch.nn.functional.silu(gate) * up @ sf.dequantize(plain[1]).double()
-    assert (y.double() - dense).norm() < 6e-3 * dense.norm()
+    expected = dense(x)
+    assert (y.double() - expected).norm() < 6e-3 * expected.norm()
 
 
 @pytest.mark.parametrize("backend", EMULATED, ids=str)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,13 +16,14 @@ from swordfish.experts import moe, plan_layer
 from swordfish.experts import routing as experts_routing
 from swordfish.experts.activation import ACTIVATIONS
 from swordfish.experts.choose import LayerShape, plan_experts
+from swordfish.experts.choose_grouped import choose_grouped
+from swordfish.experts.grouped import ExpertGrouped
 from swordfish.experts.kernels import ExpertRing, ExpertWide, Product
 from swordfish.experts.reference import places_of
 from swordfish.experts.routing import block_bound, gather_rows, sort_pairs
 from swordfish.runtime.device import DeviceProps
 from swordfish.runtime.launch import Kernel
-from swordfish.runtime.registry import compile_many, get_kernel
-from swordfish.runtime.source import KernelSource
+from swordfish.runtime.registry import Source, compile_many, get_kernel
 from swordfish.scheme import Scheme
 from tests.backends import BACKENDS, Backend
 from tests.moe_layers import layer, routing
@@ -172,6 +174,49 @@ def test_plans_count_experts_elsewhere() -> None:
     assert few.gate_up.block_rows == all_.gate_up.block_rows
 
 
+@pytest.mark.parametrize("arch", ["sm_100a", "sm_103a", "sm_110a"])
+@pytest.mark.parametrize(
+    ("shape", "least"),
+    # The columns of all experts together fill the SMs, or they do not; then a long K and few columns.
+    [((60, 2048, 1408), 56), ((2, 512, 128), 96), ((1, 2048, 64), 128)],
+)
+def test_grouped_from_the_rows_of_a_dense_product(arch: str, shape: tuple[int, int, int], least: int) -> None:
+    props, scheme = DeviceProps.for_target(arch), Scheme(4, 128, "bfloat16")
+    if arch == "sm_110a" and least > 56:
+        props = replace(props, sm_count=148)
+    made, experts = shape_of(*shape, scheme), shape[0]
+    for tokens, grouped in ((least * experts - 1, False), (least * experts, True)):
+        plan = plan_experts(tokens, 1, made, props)
+        assert isinstance(plan.gate_up, ExpertGrouped) == isinstance(plan.down, ExpertGrouped) == grouped
+        assert (f"grouped from {least} rows" in plan.reason) != grouped
+        assert plan.narrow == (grouped and tokens * made.n2 * 4 > props.l2_bytes)
+
+
+def test_nothing_grouped_where_there_is_no_kernel() -> None:
+    scheme = Scheme(4, 128, "bfloat16")
+    hopper = plan_experts(4096, 4, shape_of(60, 2048, 1408, scheme), DeviceProps.for_target("sm_90a"))
+    assert isinstance(hopper.gate_up, ExpertWide) and "grouped" not in hopper.reason
+    blackwell = DeviceProps.for_target("sm_100a")
+    odd = replace(shape_of(60, 2048, 1408, scheme), scheme2=Scheme(4, 192, "bfloat16"))
+    plan = plan_experts(4096, 4, odd, blackwell)
+    assert isinstance(plan.gate_up, ExpertWide) and "not grouped: group size 192" in plan.reason
+
+
+@pytest.mark.parametrize("arch", ["sm_100a", "sm_110a"])
+def test_grouped_tiles(arch: str) -> None:
+    """Blocks that hold most experts as a whole where these have few rows, large ones where they have many;
+    of tiles that the model finds alike, those that fetch least."""
+    props, scheme = DeviceProps.for_target(arch), Scheme(4, 128, "bfloat16")
+    products = [(2048, 2816, scheme), (1408, 2048, scheme)]
+    few, many = (choose_grouped(products, 60, mean, props) for mean in (64, 8192))
+    assert few.configs[0].block_rows == few.configs[1].block_rows and few.blocks < 1.1
+    assert many.configs[0].block_rows > 128
+    for config in (*few.configs, *many.configs):
+        assert config.clusters == props.sm_count // config.ctas
+    single = replace(props, sm_count=1)
+    assert choose_grouped(products, 60, 64, single).configs[0] == ExpertGrouped(96, 1, 1)
+
+
 def test_no_tokens_and_no_gpu() -> None:
     shape = shape_of(3, 128, 64, Scheme(4, 128, "bfloat16"))
     assert plan_experts(0, 2, shape, DeviceProps.for_target("sm_90a")).path == "empty"
@@ -225,12 +270,14 @@ def test_function_not_hidden_by_a_module() -> None:
 
 
 @pytest.mark.parametrize("act_order", [False, True])
-@pytest.mark.parametrize("m", [1, 4, 40])
-def test_sources_are_what_a_call_compiles(monkeypatch: pytest.MonkeyPatch, m: int, act_order: bool) -> None:
+@pytest.mark.parametrize(("arch", "m"), [("sm_90a", 1), ("sm_90a", 4), ("sm_90a", 40), ("sm_100a", 144)])
+def test_sources_are_what_a_call_compiles(
+    monkeypatch: pytest.MonkeyPatch, arch: str, m: int, act_order: bool
+) -> None:
     made = layer(3, 192, 64, group_size=32, act_order=act_order)
     asked = []
 
-    def recorded(source: KernelSource, arch: str) -> Kernel:
+    def recorded(source: Source, arch: str) -> Kernel:
         asked.append(source)
         return get_kernel(source, arch)
 
@@ -239,7 +286,7 @@ def test_sources_are_what_a_call_compiles(monkeypatch: pytest.MonkeyPatch, m: in
     experts_layer._launch.cache_clear()
     experts_routing._prepared.cache_clear()
     weights, ids = routing(m, 2, 3)
-    with sf.emulate("sm_90a"):
+    with sf.emulate(arch):
         plan = plan_layer(made.w13, made.w2, m, 2)
         moe(torch.randn(m, 192).bfloat16(), made.w13, made.w2, weights, ids)
     listed = experts_layer.layer_sources(plan, made.w13, made.w2, ACTIVATIONS["silu"])

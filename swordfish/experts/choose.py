@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -12,13 +11,17 @@ from swordfish.decode.choose_wide import TOKEN_BUCKETS
 from swordfish.decode.ring import RingConfig
 from swordfish.decode.wide import WideConfig
 from swordfish.errors import ArgumentError
+from swordfish.experts.blocks import expected_blocks
+from swordfish.experts.choose_grouped import choose_grouped, grouped_rows, grouped_unsupported
+from swordfish.experts.grouped import ExpertGrouped
 from swordfish.experts.kernels import ExpertRing, ExpertWide
+from swordfish.prefill.config import ARCHITECTURES
 from swordfish.runtime.device import DeviceProps
 from swordfish.scheme import CHANNELWISE, Scheme
 
 __all__ = ["ExpertConfig", "ExpertPlan", "LayerShape", "plan_experts"]
 
-ExpertConfig: TypeAlias = "ExpertRing | ExpertWide"
+ExpertConfig: TypeAlias = "ExpertRing | ExpertWide | ExpertGrouped"
 
 ROW_BUCKETS = (1, 2, 4, 8, 16)
 """Rows of a block for which ring kernels are compiled."""
@@ -86,19 +89,40 @@ def plan_experts(tokens: int, top_k: int, shape: LayerShape, props: DeviceProps 
         first, second = (_ring(1, *dims, top_k, props) for dims in _products(shape))
         return ExpertPlan("experts", first, second, True, "one token: each of its experts has one row")
     mean = tokens * top_k / shape.global_experts
+    # down writes a row for every pair and the final sum reads it: beyond L2 in 4 bytes, so in 2.
+    narrow = tokens * top_k * shape.n2 * 4 > props.l2_bytes
+    refused = _not_grouped(mean, shape, props)
+    if refused is None:
+        choice = choose_grouped(_products(shape), shape.experts, mean, props)
+        grouped13, grouped2 = choice.configs
+        told = _told(mean, choice.blocks * shape.experts, grouped13.block_rows)
+        return ExpertPlan("experts", grouped13, grouped2, False, told, narrow)
     rows, blocks = min(
-        ((rows, _blocks_of(mean, rows)) for rows in _buckets(shape, props)),
+        ((rows, expected_blocks(mean, rows)) for rows in _buckets(shape, props)),
         key=lambda choice: (choice[0] + BLOCK_COST) * choice[1],
     )
-    told = f"{mean:.1f} rows an expert make {blocks * shape.experts:.0f} blocks of {rows}"
+    told = _told(mean, blocks * shape.experts, rows) + (f" ({refused})" if refused else "")
     if rows >= first_wide_rows(props):
         wide13, wide2 = (_wide(rows, dims[0], dims[2], props) for dims in _products(shape))
-        # down writes a row for every pair and the final sum reads it: beyond L2 in 4 bytes, so in 2.
-        narrow = tokens * top_k * shape.n2 * 4 > props.l2_bytes
         return ExpertPlan("experts", wide13, wide2, False, told, narrow)
     expected = max(1, round(blocks * shape.experts))
     ring13, ring2 = (_ring(rows, *dims, expected, props) for dims in _products(shape))
     return ExpertPlan("experts", ring13, ring2, False, told)
+
+
+def _told(mean: float, blocks: float, rows: int) -> str:
+    return f"{mean:.1f} rows an expert make {blocks:.0f} blocks of {rows}"
+
+
+def _not_grouped(mean: float, shape: LayerShape, props: DeviceProps) -> str | None:
+    """Why the grouped kernel does not take a layer, empty where there is none; ``None`` if it does."""
+    if props.arch not in ARCHITECTURES:
+        return ""
+    least = grouped_rows(_products(shape), shape.experts, props)
+    if mean < least:
+        return f"grouped from {least} rows an expert on"
+    refused = grouped_unsupported(_products(shape), props)
+    return None if refused is None else f"not grouped: {refused}"
 
 
 def first_wide_rows(props: DeviceProps) -> int:
@@ -123,20 +147,6 @@ def _buckets(shape: LayerShape, props: DeviceProps) -> list[int]:
         *(r for r in ROW_BUCKETS if r < wide_from),
         *(t for t in TOKEN_BUCKETS if wide_from <= t <= most),
     ]
-
-
-def _blocks_of(mean: float, rows: int) -> float:
-    """Expected blocks of an expert with a Poisson number of rows: the sum over j of the chance of more than
-    ``j * rows``."""
-    chance, total, blocks = math.exp(-mean) if mean < 500 else 0.0, 0.0, 0.0
-    if not chance:
-        return mean / rows + 0.5  # the last block is half full
-    for count in range(int(mean + 12 * math.sqrt(mean) + 12)):
-        if count % rows == 0:
-            blocks += max(0.0, 1.0 - total - chance)
-        total += chance
-        chance *= mean / (count + 1)
-    return blocks
 
 
 def _ring(rows: int, k: int, n: int, scheme: Scheme, blocks: int, props: DeviceProps) -> ExpertRing:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -111,6 +112,9 @@ class ExpertRing:
     clusters: int = 0
     items: int = 8
 
+    in_order: ClassVar[bool] = False
+    """Whether rows of x are read in the order by experts."""
+
     def __post_init__(self) -> None:
         if self.ring.gather or self.ring.ctas:
             raise ArgumentError("ExpertRing.ring", self.ring, "a configuration without gather and ctas")
@@ -202,6 +206,8 @@ class ExpertWide:
     """
 
     wide: WideConfig
+
+    in_order: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name, one in (("split", 1), ("ctas", 0)):

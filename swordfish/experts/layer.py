@@ -10,7 +10,7 @@ from swordfish.decode.tokens import gather_source as token_source
 from swordfish.decode.tokens import packed_tokens
 from swordfish.experts.activation import Activation
 from swordfish.experts.choose import ExpertConfig, ExpertPlan
-from swordfish.experts.kernels import ExpertWide, Product
+from swordfish.experts.kernels import Product
 from swordfish.experts.routing import (
     Routing,
     block_bound,
@@ -23,8 +23,7 @@ from swordfish.experts.routing import (
 )
 from swordfish.experts.weights import ExpertWeights
 from swordfish.runtime.launch import PreparedLaunch
-from swordfish.runtime.registry import get_kernel
-from swordfish.runtime.source import KernelSource
+from swordfish.runtime.registry import Source, get_kernel
 
 __all__ = ["down", "gate_up", "launch_layer", "layer_sources", "workspace_bytes"]
 
@@ -70,7 +69,7 @@ def gate_up(
 ) -> torch.Tensor:
     """``activation(x W_gate, x W_up)`` of every pair, in the order by experts: ``[pairs, P / 2]``, what
     ``w2`` multiplies; rows of pairs whose expert is elsewhere are not written."""
-    in_order = isinstance(config, ExpertWide) or w13.perm is not None
+    in_order = config.in_order or w13.perm is not None
     if w13.perm is None:
         x = packed_tokens(x, None, w13.packed_k, arch)
     if in_order:
@@ -134,20 +133,20 @@ def layer_sources(
     *,
     wide_ids: bool = False,
     weight_on_input: bool = False,
-) -> list[KernelSource]:
+) -> list[Source]:
     """Every kernel of :func:`launch_layer` for such a call, to build them side by side; none without a plan
     for a GPU. ``wide_ids``: ids are int64."""
     if plan.gate_up is None or plan.down is None:
         return []
     experts, direct = w13.experts, plan.direct and w13.perm is None and w2.perm is None
-    in_order = isinstance(plan.gate_up, ExpertWide) or w13.perm is not None
+    in_order = plan.gate_up.in_order or w13.perm is not None
     first = Product.of(
         w13, direct, wide_ids, activation, router=weight_on_input, in_order=in_order, early=in_order
     )
     second = Product.of(
         w2, direct, wide_ids, None, router=not weight_on_input, in_order=True, early=True, narrow=plan.narrow
     )
-    sources = [
+    sources: list[Source] = [
         plan.gate_up.source(first),
         plan.down.source(second),
         sum_source(experts, wide_ids, w2.shape[1], w2.dtype == torch.bfloat16, plan.narrow),
@@ -167,7 +166,7 @@ def workspace_bytes(tokens: int, top_k: int, w13: ExpertWeights, w2: ExpertWeigh
         return 0
     pairs = tokens * top_k
     rows = 0
-    if isinstance(plan.gate_up, ExpertWide) or w13.perm is not None:
+    if plan.gate_up.in_order or w13.perm is not None:
         rows += -(-w13.packed_k // 64) * 128
     if w2.perm is not None:
         rows += -(-w2.packed_k // 64) * 128

@@ -20,10 +20,10 @@ from swordfish.scheme import Scheme
 
 __all__ = ["PrefillChoice", "choose_prefill", "even_cycles", "unsupported"]
 
-_TOKENS = (32, 64, 96, 128, 192, 224, 256)
+TOKENS = (32, 64, 96, 128, 192, 224, 256)
 _SLICES = (2, 3, 4, 6, 8)
-_ALIKE = 1.04
-_TILE_CYCLES = 1200
+ALIKE = 1.04
+TILE_CYCLES = 1200
 """Filling and draining the pipelines of a tile whose epilogue does not overlap, or of the last one."""
 _REDUCTION_CYCLES = 2500
 """A second launch that waits on the first one's SMs, on top of its traffic."""
@@ -48,7 +48,7 @@ def unsupported(n: int, k: int, scheme: Scheme, props: DeviceProps) -> str | Non
         return f"group size {scheme.group_size} is not {GROUPS_SERVED}"
     if n % 8:
         return f"N={n} is not a multiple of 8, so rows of y are not whole 16 bytes"
-    pair, single = (PrefillConfig(scheme, _TOKENS[0], ctas).refused_by(props) for ctas in (2, 1))
+    pair, single = (PrefillConfig(scheme, TOKENS[0], ctas).refused_by(props) for ctas in (2, 1))
     return pair if single is not None else None
 
 
@@ -71,7 +71,7 @@ def choose_prefill(
         raise ArgumentError("shape", (k, n), "a shape that the prefill kernel serves", reason)
     plain = replace(scheme, act_order=False)
     candidates = [c for c in _candidates(m, n, k, plain, props) if split or not c.config.partial]
-    limit = _ALIKE * min(choice.cycles for choice in candidates)
+    limit = ALIKE * min(choice.cycles for choice in candidates)
     return min((c for c in candidates if c.cycles <= limit), key=lambda choice: choice.fetched_bytes)
 
 
@@ -89,7 +89,7 @@ def _candidates(m: int, n: int, k: int, scheme: Scheme, props: DeviceProps) -> I
 
 
 def _tiles(scheme: Scheme) -> Iterator[PrefillConfig]:
-    for ctas, tokens in itertools.product((2, 1), _TOKENS):
+    for ctas, tokens in itertools.product((2, 1), TOKENS):
         with contextlib.suppress(ArgumentError):  # a tile too large for shared memory
             yield PrefillConfig(scheme, tokens, ctas)
 
@@ -98,11 +98,11 @@ def even_cycles(m: int, n: int, k: int, scheme: Scheme, props: DeviceProps) -> f
     """What the model gives if the stages of all tiles were divided evenly over all SMs at no cost, for the
     best tile of CTA pairs: no Stream-K schedule is faster."""
     cycles = []
-    for tokens in _TOKENS:
+    for tokens in TOKENS:
         config = PrefillConfig(scheme, tokens)
         grid, pairs = Grid.of(config, m, n, k, props), props.sm_count // config.ctas
         stages = -(-grid.row_tiles * grid.token_tiles * grid.k_stages // pairs)
-        busy = 2 * stages * step_cycles(config).bound()[1] + _TILE_CYCLES
+        busy = 2 * stages * step_cycles(config).bound()[1] + TILE_CYCLES
         cycles.append(max(busy, _memory_cycles(grid, m, n, k, config, props)))
     return min(cycles)
 
@@ -122,7 +122,7 @@ def _evaluate(config: PrefillConfig, m: int, n: int, k: int, props: DeviceProps)
     bound, pace = step.bound()
     waves = -(-items // grid.pairs)
     drain = 0 if config.accumulators == 2 else 2 * config.tokens
-    busy = waves * (2 * grid.slice_stages * pace + drain) + _TILE_CYCLES
+    busy = waves * (2 * grid.slice_stages * pace + drain) + TILE_CYCLES
     # An SM cannot draw more than twice its share of the bandwidth.
     share = min(1.0, 2 * grid.pairs * config.ctas / props.sm_count)
     memory = _memory_cycles(grid, m, n, k, config, props) / share

@@ -60,6 +60,8 @@ class PrefillConfig:
     ``home``     where dequantised weights live: ``"tmem"`` or ``"shared"`` memory.
     ``slices``   cuts K into so many slices at most (split-K): each writes fp32 sums to a workspace, which a
                  second kernel adds up. One kernel serves every number above 1.
+    ``grouped``  the product of a layer's experts (``swordfish/experts/grouped.py``): tiles are blocks of
+                 rows of one expert, and results leave from registers.
 
     Everything else is derived: stages, warps, TMEM columns, barriers and shared memory.
 
@@ -72,6 +74,7 @@ class PrefillConfig:
     ctas: int = 2
     home: Literal["tmem", "shared"] = "tmem"
     slices: int = 1
+    grouped: bool = False
 
     def __post_init__(self) -> None:
         if not serves_groups(self.scheme.group_size):
@@ -86,6 +89,8 @@ class PrefillConfig:
             raise ArgumentError("home", repr(self.home), "'tmem' or 'shared'")
         if self.slices < 1:
             raise ArgumentError("slices", self.slices, "1 or more")
+        if self.grouped and self.slices > 1:
+            raise ArgumentError("slices", self.slices, "1 for a grouped product")
         if self.input_stages < _LEAST_STAGES:
             need = self._shared_bytes(_LEAST_STAGES)
             raise ArgumentError(
@@ -258,7 +263,8 @@ class PrefillConfig:
     @property
     def output_bytes(self) -> int:
         """Bytes of the epilogue's staging buffers."""
-        return 0 if self.partial else EPILOGUE_WARPS * EPILOGUE_BUFFERS * 32 * EPILOGUE_TOKENS * 2
+        direct = self.partial or self.grouped
+        return 0 if direct else EPILOGUE_WARPS * EPILOGUE_BUFFERS * 32 * EPILOGUE_TOKENS * 2
 
     @property
     def barriers(self) -> int:
@@ -316,10 +322,14 @@ class PrefillConfig:
             "ctas": self.ctas,
             "home": self.home,
             "partial": self.partial,
+            "grouped": self.grouped,
         }
 
     @classmethod
     def from_flat(cls, values: Mapping[str, Any]) -> PrefillConfig:
         """See :meth:`flat`."""
         scheme = Scheme(values["bits"], values["group_size"], values["dtype"], values["zeros"])
-        return cls(scheme, values["tokens"], values["ctas"], values["home"], 2 if values["partial"] else 1)
+        slices = 2 if values["partial"] else 1
+        return cls(
+            scheme, values["tokens"], values["ctas"], values["home"], slices, grouped=values["grouped"]
+        )

@@ -16,7 +16,19 @@ from swordfish.runtime.device import DeviceProps
 from swordfish.runtime.launch import LaunchConfig
 from swordfish.runtime.tensor_map import TensorMap
 
-__all__ = ["Grid", "arguments", "check_operands", "source"]
+__all__ = [
+    "COLLECTIVE",
+    "Grid",
+    "arguments",
+    "check_operands",
+    "rows_map",
+    "source",
+    "tokens_map",
+    "words_map",
+]
+
+COLLECTIVE = ("swordfish.prefill.collective", "swordfish.prefill.config")
+"""What the text of a kernel is made of."""
 
 BLOCK = 64
 MAP_ROW_BYTES = 256
@@ -26,8 +38,7 @@ _WARP_COLUMNS = 32
 
 def source(config: PrefillConfig) -> CuteSource:
     """The kernel of a configuration. M, N and K are arguments of the kernel: one serves every shape."""
-    packages = ("swordfish.prefill.collective", "swordfish.prefill.config")
-    return CuteSource.of("swordfish.prefill.collective.kernel", "build", config.flat(), packages=packages)
+    return CuteSource.of("swordfish.prefill.collective.kernel", "build", config.flat(), packages=COLLECTIVE)
 
 
 @dataclass(frozen=True)
@@ -137,24 +148,16 @@ def arguments(
     contiguous and aligned to 16 bytes.
     """
     k, n = w.packed_k, w.shape[1]
-    tokens = TensorMap(
-        x,
-        w.scheme.dtype,
-        (k, x.shape[0]),
-        (_pitch(x),),
-        (STEP_K, config.cta_tokens),
-        swizzle="128",
-        l2_promotion="128",
-    )
+    tokens = tokens_map(config, x, k)
     # A kernel of partial sums has no use for the map of y; any map fills the place.
     result = tokens if out is None else _output_map(w, out)
     tiles = (grid.row_tiles, grid.token_tiles, grid.band)
     stages = (grid.k_stages, grid.slice_stages, grid.slices, config.group_stages(grid.k_stages))
-    scales = _rows_map(config, w.scale_rows)
+    scales = rows_map(config, w.scale_rows)
     return [
-        _words_map(config, w.words),
+        words_map(config, w.words),
         scales,
-        scales if w.zero_rows is None else _rows_map(config, w.zero_rows),
+        scales if w.zero_rows is None else rows_map(config, w.zero_rows),
         tokens,
         result,
         w.scale_rows if config.scales_results else None,
@@ -164,26 +167,46 @@ def arguments(
     ]
 
 
-def _words_map(config: PrefillConfig, words: torch.Tensor) -> TensorMap:
-    """Dense bytes: 2 x 2 blocks, in shared memory ordered column block, row block, byte."""
-    columns, rows, _ = words.shape
+def words_map(config: PrefillConfig, words: torch.Tensor) -> TensorMap:
+    """Dense bytes: 2 x 2 blocks, in shared memory ordered column block, row block, byte; of one weight, or of
+    one of several behind each other."""
+    *weights, columns, rows, _ = words.shape
     size = config.block_bytes
     lines = size // MAP_ROW_BYTES
     return TensorMap(
         words,
         "uint8",
-        (MAP_ROW_BYTES, lines, rows, columns),
-        (MAP_ROW_BYTES, size, size * rows),
-        (MAP_ROW_BYTES, lines, 2, 2),
+        (MAP_ROW_BYTES, lines, rows, columns, *weights),
+        (MAP_ROW_BYTES, size, size * rows, *(size * rows * columns for _ in weights)),
+        (MAP_ROW_BYTES, lines, 2, 2, *(1 for _ in weights)),
         l2_promotion="256",
     )
 
 
-def _rows_map(config: PrefillConfig, rows: torch.Tensor) -> TensorMap:
-    """Scales or zero points: 128 columns of the groups of one stage."""
-    groups, columns = rows.shape
-    dtype = config.scheme.dtype
-    return TensorMap(rows, dtype, (columns, groups), (columns * 2,), (TILE_ROWS, config.groups_per_stage))
+def rows_map(config: PrefillConfig, rows: torch.Tensor) -> TensorMap:
+    """Scales or zero points: 128 columns of the groups of one stage; of one weight, or of one of several
+    behind each other."""
+    *weights, groups, columns = rows.shape
+    return TensorMap(
+        rows,
+        config.scheme.dtype,
+        (columns, groups, *weights),
+        (columns * 2, *(columns * 2 * groups for _ in weights)),
+        (TILE_ROWS, config.groups_per_stage, *(1 for _ in weights)),
+    )
+
+
+def tokens_map(config: PrefillConfig, x: torch.Tensor, k: int) -> TensorMap:
+    """One CTA's tokens of a step, of ``k`` values; those out of range are zeros."""
+    return TensorMap(
+        x,
+        config.scheme.dtype,
+        (k, x.shape[0]),
+        (_pitch(x),),
+        (STEP_K, config.cta_tokens),
+        swizzle="128",
+        l2_promotion="128",
+    )
 
 
 def _output_map(w: PackedWeight, out: torch.Tensor) -> TensorMap:

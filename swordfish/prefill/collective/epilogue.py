@@ -50,7 +50,7 @@ def store_output(
     stage, parity = Int32(0), Int32(0)
     buffer = Int32(0)
     for item in cutlass.range(schedule.first, schedule.items, schedule.step, unroll=1):
-        row, token = schedule.tile(item)
+        row, token, _ = schedule.tile(item)
         row += warp * WARP_ROWS
         columns = [row + (lane >> 2) + 8 * r for r in range(4)]
         terms = [(factor_of(c, scales, at, n), load_or(bias, at, n, Float32(0))) for at in columns]
@@ -87,10 +87,10 @@ def store_output(
         prims.cp_async_bulk_wait_group(0)
 
 
-def accumulator_parts(c, tmem):
-    """The accumulators, 32 tokens at a time: modes (row, token, part, stage)."""
+def accumulator_parts(c, tmem, tokens=EPILOGUE_TOKENS):
+    """The accumulators, ``tokens`` tokens at a time: modes (row, token, part, stage)."""
     rows = by_row(accumulator_layout(c, tiled_mma(c)))
-    parts = cute.make_layout((EPILOGUE_TOKENS, c.tokens // EPILOGUE_TOKENS))
+    parts = cute.make_layout((tokens, c.tokens // tokens))
     whole = cute.make_layout(TILE_ROWS)
     layout = cute.composition(rows, (whole, parts, cute.make_layout(c.accumulators)))
     (row, (token, part), stage), strides = layout.shape, layout.stride
@@ -157,7 +157,7 @@ def store_partial(
     prims.griddepcontrol(prims.GridDepAction.WAIT)
     stage, parity = Int32(0), Int32(0)
     for item in cutlass.range(schedule.first, schedule.items, schedule.step, unroll=1):
-        row, token = schedule.tile(item)
+        row, token, _ = schedule.tile(item)
         index, _, _ = schedule.slice(item)
         line = workspace + (Int64(index * tokens + token) * columns + (row + warp * WARP_ROWS + lane))
         wait(ring.full.subview(stage), parity)

@@ -92,13 +92,16 @@ class Shared:
         )
 
 
+def cta_group(c):
+    """Whether tcgen05 instructions are those of a pair."""
+    return prims.CTAGroup.CTA_2 if c.ctas == 2 else prims.CTAGroup.CTA_1
+
+
 @cute.jit
-def start(c: cutlass.Constexpr, shared: cutlass.Constexpr, group: cutlass.Constexpr, warp: Int32):
+def start(c: cutlass.Constexpr, shared: cutlass.Constexpr, warp: Int32):
     """Barriers and TMEM, seen by every thread of the pair. Returns the TMEM address."""
+    group = cta_group(c)
     if warp == 0:
-        prims.griddepcontrol(
-            prims.GridDepAction.LAUNCH_DEPENDENTS
-        )  # the next kernel may fill SMs that this one leaves
         if prims.elect_sync():
             shared.weights.initialise()
             shared.tokens.initialise()
@@ -117,8 +120,33 @@ def start(c: cutlass.Constexpr, shared: cutlass.Constexpr, group: cutlass.Conste
 
 
 @cute.jit
-def finish(c: cutlass.Constexpr, group: cutlass.Constexpr, warp: Int32, tmem: Int32):
+def fill_accumulators(
+    c: cutlass.Constexpr,
+    shared: cutlass.Constexpr,
+    maps: cutlass.Constexpr,
+    schedule: cutlass.Constexpr,
+    tmem: Int32,
+    warp: Int32,
+    lane: Int32,
+):
+    """Every role but the epilogue."""
+    if warp == c.weight_warp:  # noqa: SIM102 (only this warp may elect)
+        if prims.elect_sync():
+            load_weights(c, shared, maps, schedule)
+    if warp == c.token_warp:  # noqa: SIM102 (only this warp may elect)
+        if prims.elect_sync():
+            load_tokens(c, shared, maps, schedule)
+    if (warp == c.mma_warp) & (schedule.rank == 0):  # noqa: SIM102
+        if prims.elect_sync():
+            multiply(c, shared, schedule, tmem)
+    if (warp >= c.first_transform_warp) & (warp < c.weight_warp):
+        transform(c, shared, schedule, tmem, warp, lane)
+
+
+@cute.jit
+def finish(c: cutlass.Constexpr, warp: Int32, tmem: Int32):
     """Both CTAs are done with each other's barriers and with TMEM before either leaves."""
+    group = cta_group(c)
     prims.tcgen05_fence(prims.Tcgen05Fence.BEFORE_THREAD_SYNC)
     prims.barrier_cta_sync(0)
     if cutlass.const_expr(c.ctas == 2):
@@ -131,7 +159,6 @@ def finish(c: cutlass.Constexpr, group: cutlass.Constexpr, warp: Int32, tmem: In
 def build(values: dict[str, Any], arch: str) -> tuple[Any, list[Any]]:
     """The jitted host function of a configuration and its arguments, for ``cute.compile``."""
     c = PrefillConfig.from_flat(values)
-    group = prims.CTAGroup.CTA_2 if c.ctas == 2 else prims.CTAGroup.CTA_1
 
     @cute.kernel
     def prefill(
@@ -162,26 +189,18 @@ def build(values: dict[str, Any], arch: str) -> tuple[Any, list[Any]]:
         pair, pairs = (block >> 1, grid >> 1) if cutlass.const_expr(c.ctas == 2) else (block, grid)
         shape = (row_tiles, token_tiles, band, k_stages, slice_stages, group_stages, tiles, items)
         schedule = Schedule(c, *shape, block & (c.ctas - 1), pair, pairs)
-        tmem = start(c, shared, group, warp)
+        if warp == 0:  # the next kernel may fill SMs that this one leaves
+            prims.griddepcontrol(prims.GridDepAction.LAUNCH_DEPENDENTS)
+        tmem = start(c, shared, warp)
 
-        if warp == c.weight_warp:  # noqa: SIM102 (only this warp may elect)
-            if prims.elect_sync():
-                load_weights(c, shared, maps, schedule)
-        if warp == c.token_warp:  # noqa: SIM102 (only this warp may elect)
-            if prims.elect_sync():
-                load_tokens(c, shared, maps, schedule)
-        if (warp == c.mma_warp) & (schedule.rank == 0):  # noqa: SIM102
-            if prims.elect_sync():
-                multiply(c, shared, schedule, tmem)
-        if (warp >= c.first_transform_warp) & (warp < c.weight_warp):
-            transform(c, shared, schedule, tmem, warp, lane)
+        fill_accumulators(c, shared, maps, schedule, tmem, warp, lane)
         if warp < c.first_transform_warp:
             if cutlass.const_expr(c.partial):
                 store_partial(c, shared, schedule, workspace, tmem, warp, lane)
             else:
                 store_output(c, shared, maps, schedule, factors, bias, n, tmem, warp, lane)
 
-        finish(c, group, warp, tmem)
+        finish(c, warp, tmem)
 
     @cute.jit
     def host(memory: cute.Pointer, bias: cute.Pointer, workspace: cute.Pointer, sizes: Int32):

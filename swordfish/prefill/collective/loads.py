@@ -21,7 +21,7 @@ def load_weights(
     ring = shared.weights
     stage, parity = Int32(0), Int32(0)
     for item in cutlass.range(schedule.first, schedule.items, schedule.step, unroll=1):
-        row, _ = schedule.tile(item)
+        row, _, weight = schedule.tile(item)
         _, start, count = schedule.slice(item)
         for kt in cutlass.range(start, start + count, unroll=1):
             wait(ring.empty.subview(stage), parity ^ 1)
@@ -30,7 +30,7 @@ def load_weights(
             prims.cp_async_bulk_tensor_shared_cta_global(
                 shared.words.subview(stage * (c.weight_stage_bytes // 4)),
                 maps.words.get_ptr(),
-                (0, 0, kt * 2, row >> 6),
+                (0, 0, kt * 2, row >> 6, *weight),
                 full,
             )
             # The row of a group that spans several stages is read at each of them: 256 bytes that stay in L2.
@@ -40,7 +40,7 @@ def load_weights(
             for i, kind in enumerate(c.rows):
                 target = shared.rows.subview((stage * len(c.rows) + i) * (c.row_stage_bytes // 2))
                 source = getattr(maps, kind).get_ptr()
-                prims.cp_async_bulk_tensor_shared_cta_global(target, source, (row, group), full)
+                prims.cp_async_bulk_tensor_shared_cta_global(target, source, (row, group, *weight), full)
             stage, parity = advance(stage, parity, ring.stages)
 
 
@@ -57,7 +57,7 @@ def load_tokens(
     prims.griddepcontrol(prims.GridDepAction.WAIT)  # the tokens may come from the previous kernel
     stage, parity = Int32(0), Int32(0)
     for item in cutlass.range(schedule.first, schedule.items, schedule.step, unroll=1):
-        _, token = schedule.tile(item)
+        _, token, _ = schedule.tile(item)
         _, start, count = schedule.slice(item)
         token += schedule.rank * c.cta_tokens
         for kt in cutlass.range(start, start + count, unroll=1):

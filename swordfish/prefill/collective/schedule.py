@@ -32,14 +32,15 @@ class Schedule:
     step: Int32
 
     def tile(self, item):
-        """First weight column of this CTA, first token of the tile."""
+        """First weight column of this CTA, first token of the tile, and which weight, as trailing coordinates
+        of its tensor maps: there is one only."""
         tile = item % self.tiles if self.config.partial else item
         band = tile // (self.band * self.row_tiles)
         inside = tile - band * (self.band * self.row_tiles)
         width = cutlass.min(self.band, self.token_tiles - band * self.band)
         row = inside // width
         token = band * self.band + inside - row * width
-        return (row * self.config.ctas + self.rank) * TILE_ROWS, token * self.config.tokens
+        return (row * self.config.ctas + self.rank) * TILE_ROWS, token * self.config.tokens, ()
 
     def slice(self, item):
         """Number of the item's slice of K, its first stage and its number of stages."""
