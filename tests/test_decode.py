@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 import swordfish as sf
-from swordfish.decode import choose
+from swordfish.calls import DecodeCall
+from swordfish.decode import RingConfig, choose
 from swordfish.runtime import DeviceProps
+from swordfish.runtime.device import device_props
 from swordfish.runtime.registry import get_artifact
 from tests.backends import BACKENDS, EMULATED, Backend, exact, quantised
 
@@ -39,12 +42,20 @@ def assert_close(y: torch.Tensor, reference: torch.Tensor, size: torch.Tensor) -
 
 def check(backend: Backend, m: int, k: int, n: int, **scheme: object) -> None:
     w = quantised(k, n, device=backend.device, **scheme)  # type: ignore[arg-type]
-    generator = torch.Generator().manual_seed(7)
-    x = torch.randn(m, k, generator=generator).to(w.dtype).to(backend.device)
+    x = tokens(m, w)
     with backend.active(seed=m):
         y = sf.mm(x, w)
         again = sf.mm(x, w)
     assert torch.equal(y, again)
+    assert_product(y, x, w)
+
+
+def tokens(m: int, w: sf.PackedWeight) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(7)
+    return torch.randn(m, w.shape[0], generator=generator).to(w.dtype).to(w.device)
+
+
+def assert_product(y: torch.Tensor, x: torch.Tensor, w: sf.PackedWeight) -> None:
     reference, size = exact(x, w), exact(x.abs(), _absolute(w))
     if w.bias is not None:
         reference = reference + w.bias.double()
@@ -72,8 +83,6 @@ def _absolute(w: sf.PackedWeight) -> sf.PackedWeight:
 
 
 def _with_perm(packed: sf.PackedWeight, w: sf.PackedWeight) -> sf.PackedWeight:
-    from dataclasses import replace
-
     return replace(packed, perm=w.perm, scheme=replace(packed.scheme, act_order=True), shape=w.shape)
 
 
@@ -147,6 +156,27 @@ def test_n(backend: Backend, n: int) -> None:
 )
 def test_act_order(backend: Backend, bits: int, m: int) -> None:
     check(backend, m, 256, 72, bits=bits, group_size=64, act_order=True, bias=True)
+
+
+GATHERING = [
+    (1, RingConfig(1, warps=2, slots=1, split=4)),  # all of K in flight
+    (1, RingConfig(1, warps=2, slots=2, split=3)),  # parts of unequal length
+    (2, RingConfig(2, unit=4, warps=1, slots=2, split=2)),
+    (3, RingConfig(2, warps=2, slots=2, split=2)),  # a row tile with one row
+    (3, RingConfig(2, warps=2, slots=2, ctas=2)),  # several column tiles for a CTA
+]
+
+
+@pytest.mark.parametrize(("backend", "m", "config"), on(GATHERING, GATHERING))
+def test_act_order_inside_the_kernel(backend: Backend, m: int, config: RingConfig) -> None:
+    """Every CTA of a cluster sends its part of x to all."""
+    w = quantised(1024, 200, act_order=True, device=backend.device)
+    x, out = tokens(m, w), torch.empty(m, 200, dtype=w.dtype, device=w.device)
+    arch = backend.name if backend.device == "cpu" else device_props(0).arch
+    call = DecodeCall(replace(config, gather=True), w.scheme, m, 1024, 200, bias=False, arch=arch)
+    with backend.active(seed=m):
+        call(x, w, None, out)
+    assert_product(out, x, w)
 
 
 @pytest.mark.parametrize(

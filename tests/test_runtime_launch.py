@@ -57,6 +57,7 @@ class FakeDriver:
     class CUfunction_attribute:
         CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = "shared"
         CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED = "cluster"
+        CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT = "carveout"
 
     class CUlaunchAttributeID:
         CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION = "cluster"
@@ -169,12 +170,13 @@ def test_a_launch_passes_values_shape_attributes_and_stream(artifact: Artifact, 
     assert (
         programmatic.id == "programmatic" and programmatic.value.programmaticStreamSerializationAllowed == 1
     )
+    assert (launch["function"], "carveout", 100) in driver.calls
 
 
 def test_no_attributes_unless_asked_for(artifact: Artifact, driver: FakeDriver) -> None:
     Kernel(artifact).launch(LaunchConfig((1, 1, 1), (32, 1, 1)), arguments())
     assert driver.launches[0]["attrs"] == [] and driver.launches[0]["numAttrs"] == 0
-    assert not any(call[-2:-1] == ("shared",) for call in driver.calls)
+    assert not any(call[-2] in ("shared", "carveout") for call in driver.calls)
 
 
 def test_none_is_a_null_pointer_and_may_alternate_with_a_tensor(

@@ -20,9 +20,14 @@ ROW_BUCKETS = (1, 2, 4, 8, 16)
 """Rows for which kernels are compiled; a call uses the smallest bucket that holds its rows, or 16."""
 
 GATHER_ROWS = 2
-GATHER_BYTES = 64 * 1024
-"""Act-order: up to this many rows and bytes of x the kernel keeps x in shared memory and permutes it there.
-Beyond it every CTA would copy too much, and one launch that gathers first (1 to 2 us) is cheaper."""
+GATHER_K = 16384
+"""Act-order: up to so many rows of x and this K the kernel keeps x in shared memory and permutes it there:
+10.4 us on 14336 x 4096 with two rows, 11.3 with a launch that gathers first. Beyond it every CTA would
+copy too much: 31.4 us on 28672 x 8192 with one row, 30.1 with the launch."""
+
+
+SHORT_K = 4096
+"""K that can be in flight as a whole."""
 
 
 def choose_ring(
@@ -33,27 +38,21 @@ def choose_ring(
     ``padded_rows``: packed rows include padding between groups (unequal groups of an act-order shard).
     """
     rows = next((r for r in ROW_BUCKETS if r >= m), MAX_ROWS)
-    gather = (
-        scheme.act_order
-        and not padded_rows
-        and rows <= GATHER_ROWS
-        and k % 64 == 0
-        and rows * k * 2 <= GATHER_BYTES
-    )
+    gather = scheme.act_order and not padded_rows and rows <= GATHER_ROWS and k % 64 == 0 and k <= GATHER_K
     columns = -(-n // 64)
     tiles = columns * -(-m // rows)
     if tiles > props.sm_count:
-        wanted, reason = _many_tiles(rows, columns, tiles, k, scheme, props)
+        wanted, reason = _many_tiles(rows, columns, tiles, k, scheme, props, gather)
     elif rows <= 4 and tiles * 2 > props.sm_count:
-        wanted, reason = _a_tile_per_sm(rows, tiles, k, scheme, props)
+        wanted, reason = _a_tile_per_sm(rows, tiles, k, scheme, gather)
     else:
-        wanted, reason = _few_tiles(rows, tiles, k, scheme, props)
+        wanted, reason = _few_tiles(rows, tiles, k, scheme, props, gather)
     config = _first_that_fits([replace(c, gather=gather) for c in wanted], scheme, k, props)
     return config, f"{rows} rows per tile; {tiles} tiles of 64 columns, {reason}"
 
 
 def _many_tiles(
-    rows: int, columns: int, tiles: int, k: int, scheme: Scheme, props: DeviceProps
+    rows: int, columns: int, tiles: int, k: int, scheme: Scheme, props: DeviceProps, gather: bool
 ) -> tuple[list[RingConfig], str]:
     """More tiles than SMs: K is not split."""
     unit, units = _unit(k, scheme)
@@ -76,14 +75,14 @@ def _many_tiles(
     # Two CTAs of 8 warps on an SM, each taking the same number of tiles.
     waves = -(-tiles // (2 * props.sm_count))
     even = RingConfig(rows, 1, unit, min(8, units), 3, ctas=-(-columns // waves), min_ctas=2)
-    if rows > 1 or scheme.act_order:
+    if rows > 1 or gather:
         return [even, replace(even, slots=2)], f"{waves} for each of {even.ctas} CTAs"
     # One row: four small CTAs on an SM, one tile each (14.3 us on 4096 x 28672, against 15.0 as above).
     return [RingConfig(rows, 1, unit, min(4, units), 3, min_ctas=4), even], "four on an SM"
 
 
 def _a_tile_per_sm(
-    rows: int, tiles: int, k: int, scheme: Scheme, props: DeviceProps
+    rows: int, tiles: int, k: int, scheme: Scheme, gather: bool
 ) -> tuple[list[RingConfig], str]:
     """Between half as many tiles as SMs and as many: two CTAs share an SM."""
     # Two slots rather than three: what a launch leaves free is where the next one prefetches (9.6 us against
@@ -92,11 +91,17 @@ def _a_tile_per_sm(
     split = min(2, units)
     halves = RingConfig(rows, 1, unit, max(1, min(8, units // split)), 2, split, min_ctas=2)
     whole = RingConfig(rows, 1, unit, min(16, units), 2)
-    return [halves, whole], f"K split over {split} CTAs, two on an SM"
+    wanted = [halves, whole]
+    warps = -(-_units(k, 2 * unit) // split)
+    if gather and _coarse(scheme) and split == 2 and k <= SHORT_K and 4 <= warps <= 8:
+        # All of K in flight in units of 8 KB: 5.4 us on 4096 x 6144 and, with two rows, 6.0; as above 5.5 and
+        # 6.4.
+        wanted.insert(0, replace(halves, unit=2 * unit, warps=warps, slots=1))
+    return wanted, f"K split over {split} CTAs, two on an SM"
 
 
 def _few_tiles(
-    rows: int, tiles: int, k: int, scheme: Scheme, props: DeviceProps
+    rows: int, tiles: int, k: int, scheme: Scheme, props: DeviceProps, gather: bool
 ) -> tuple[list[RingConfig], str]:
     """K is split over a cluster until every SM has one CTA.
 
@@ -117,22 +122,29 @@ def _few_tiles(
             return [RingConfig(rows, 1, 1, min(16, _units(k, 1)), 2)], "one on an SM"
         warps = max(1, min(12, _units(k, 1) // split))
         return [RingConfig(rows, 1, 1, warps, 2, split)], reason
-    wanted = [RingConfig(rows, 1, unit, max(1, min(16, units // split)), 2, split)]
-    coarse = scheme.group_size == CHANNELWISE or scheme.group_size >= 64
-    if (
-        rows == 1
-        and coarse
-        and not scheme.act_order
-        and 2 * split <= MAX_SPLIT
-        and k <= 4096
-        and units >= 8 * split
-    ):
-        # All of a short K in flight at once: units of 8 KB, twice the CTAs (3.8 us on 4096 x 4096). Groups of
-        # 32 make the code of such a unit too long (5.5 us).
-        wanted.insert(
-            0, RingConfig(rows, 1, 2 * unit, 4, 2, 2 * split, min_ctas=2 if scheme.act_order else 3)
-        )
+    # x takes room in shared memory: 9.7 us on 14336 x 4096 with 12 warps, 10.1 with 16; two rows 10.4 with 8.
+    most = 16 if not gather else 12 if rows == 1 else 8
+    wanted = [RingConfig(rows, 1, unit, max(1, min(most, units // split)), 2, split)]
+    if 2 * split <= MAX_SPLIT and k <= SHORT_K and units >= 8 * split:
+        wanted[:0] = _short_k(rows, unit, units, 2 * split, scheme, gather)
     return wanted, reason
+
+
+def _short_k(rows: int, unit: int, units: int, split: int, scheme: Scheme, gather: bool) -> list[RingConfig]:
+    """All of a short K in flight at once, by twice the CTAs."""
+    if not _coarse(scheme):
+        return []  # with groups of 32 the code becomes too long, or spills
+    if not gather:
+        return [RingConfig(1, 1, 2 * unit, 4, 2, split, min_ctas=3)] if rows == 1 else []  # 3.8 us
+    if units > 8 * split:
+        return []
+    if rows == 1:
+        return [RingConfig(1, 1, unit, -(-units // split), 1, split, min_ctas=3)]  # 4.5 us on 4096 x 4096
+    return [RingConfig(rows, 1, 2 * unit, 4, 1, split, min_ctas=3)]  # 5.0 us; 5.3 with a gathering launch
+
+
+def _coarse(scheme: Scheme) -> bool:
+    return scheme.group_size == CHANNELWISE or scheme.group_size >= 64
 
 
 def _units(k: int, unit: int) -> int:

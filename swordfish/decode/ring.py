@@ -96,7 +96,7 @@ class RingConfig:
         end = partials + self.warps * self.rows * (self.cols * 64 + 4) * 4
         if self.split > 1:
             end += exchanges * self.split * self.rows * _ceil_div(self.cols * 16, self.split) * 16
-        return end + (self.rows * k * 2 if self.gather else 0)
+        return _round_up(end + 8, 128) + self.rows * k * 2 if self.gather else end
 
     def _fold_k(self, group: int, k: int) -> int:
         unit_k = self.unit * 64

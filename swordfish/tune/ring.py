@@ -43,10 +43,13 @@ def candidates(scheme: Scheme, m: int, k: int, n: int, props: DeviceProps) -> li
         (1, 2),
         (1, 2, 4),
         (1, 2, 3, 4, 6, 7, 8, 10, 12, 14, 16),
-        (2, 3, 4, 6),
+        (1, 2, 3, 4, 6),
         range(1, MAX_SPLIT + 1),
     ):
         unit_bytes = cols * unit * scheme.bits * 512
+        # One slot is for weights that are in flight as a whole.
+        if slots == 1 and _ceil_div(blocks, unit) > split * warps:
+            continue
         if _ceil_div(blocks, unit) < split * warps or not UNIT_BYTES[0] <= unit_bytes <= UNIT_BYTES[1]:
             continue
         config = RingConfig(rows, cols, unit, warps, slots, split, gather=gather)

@@ -81,6 +81,11 @@ SF_DEVICE void bulk_load_hinted(u32 dst, const void* src, u32 bytes, u32 bar, u6
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(dst), "l"(src), "r"(bytes), "r"(bar), "l"(policy) : "memory");
 }
 
+// The same bytes to the same place in every CTA of the mask, each of which counts them on its own barrier: L2 is read once.
+SF_DEVICE void bulk_load_multicast(u32 dst, const void* src, u32 bytes, u32 bar, u32 ctas) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;" ::"r"(dst), "l"(src), "r"(bytes), "r"(bar), "h"((u16)ctas) : "memory");
+}
+
 // 16 bytes by the lane itself: for tokens, whose rows are too short for bulk copies (the copy engine needs about 25 cycles for each).
 SF_DEVICE void copy_async16(u32 dst, const void* src) { asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(dst), "l"(src) : "memory"); }
 

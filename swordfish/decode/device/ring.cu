@@ -8,8 +8,8 @@
 //     scales (zeros)   SCALE_ROWS rows of SF_COLS x 64 values             }
 //     tokens           SF_ROWS rows of SF_UNIT x 64 values                  cp.async groups, requested after it
 //
-// With SF_GATHER (act-order) the CTA copies whole rows of x to shared memory once, and the warps put the tokens of a unit together
-// from there through the permutation, whose indices they load a unit ahead.
+// With SF_GATHER (act-order) whole rows of x come to shared memory once: each CTA of a cluster reads a part and sends it to all. The warps
+// put the tokens of a unit together from there through the permutation, whose indices they load a unit ahead.
 //
 // The warps of a CTA split K (unit u belongs to warp u % SF_WARPS) and the SF_SPLIT CTAs of a cluster split it further. Partial sums meet
 // in shared memory and then, by st.async, on the CTA of the cluster that owns the columns. Every sum has a fixed order and every
@@ -22,9 +22,13 @@
 // SF_MIN_CTAS SF_GATHER SF_SHARED_BYTES
 #include "ring_unit.cuh"
 
-constexpr int ROWS_OFFSET = RING_END;
 constexpr int ROW_BYTES = SF_K * 2;  // of x; with SF_GATHER, K is a multiple of 64 and the permutation has no padding
-static_assert(ROWS_OFFSET + SF_GATHER * SF_ROWS * ROW_BYTES == SF_SHARED_BYTES, "decode/ring.py and this file disagree on the shared memory layout");
+constexpr int ROWS_BARRIER_OFFSET = RING_END;
+constexpr int ROWS_OFFSET = round_up(ROWS_BARRIER_OFFSET + 8, 128);
+static_assert((SF_GATHER ? ROWS_OFFSET + SF_ROWS * ROW_BYTES : RING_END) == SF_SHARED_BYTES, "decode/ring.py and this file disagree on the shared memory layout");
+
+// A warp's units all have slots of their own: nothing is requested after the start.
+constexpr bool ALL_IN_FLIGHT = SF_SPLIT > 1 && ceil_div(ceil_div(UNITS, SF_SPLIT), SF_WARPS) <= SF_SLOTS;
 
 // One row tile of the operands.
 struct Problem {
@@ -44,6 +48,19 @@ struct Problem {
 };
 
 #if SF_GATHER
+// This CTA's part of the rows, for all CTAs of the cluster. One thread for each row calls it.
+SF_DEVICE void request_rows(const Problem& p, u32 shared, int rank) {
+  constexpr int LINES = ROW_BYTES / 128;
+  const int first = rank * LINES / SF_SPLIT * 128, bytes = (rank + 1) * LINES / SF_SPLIT * 128 - first;
+  const u32 dst = shared + ROWS_OFFSET + threadIdx.x * ROW_BYTES + first, bar = shared + ROWS_BARRIER_OFFSET;
+  const u8* src = (const u8*)(p.x + threadIdx.x * p.x_stride) + first;
+#if SF_SPLIT == 1
+  bulk_load(dst, src, bytes, bar);
+#else
+  bulk_load_multicast(dst, src, bytes, bar, (1 << SF_SPLIT) - 1);
+#endif
+}
+
 // Where the tokens of one unit lie in a row of x; every lane knows GATHERED adjacent ones.
 constexpr int GATHERED = UNIT_K / 32;
 
@@ -157,9 +174,11 @@ extern "C" __global__ void __launch_bounds__(SF_WARPS * 32, SF_MIN_CTAS)
 #pragma unroll
     for (int s = 0; s < SF_SLOTS; s++) barrier_init(ring.barriers + s * 8, 1);
     if (SF_SPLIT > 1 && warp == 0) barrier_init(shared + EXCHANGE_BARRIER_OFFSET, 1);
+    if (SF_GATHER && warp == 0) barrier_init(shared + ROWS_BARRIER_OFFSET, 1);
     fence_barrier_init();
   }
   warp_sync();
+  if (SF_GATHER && threadIdx.x == 0) barrier_expect(shared + ROWS_BARRIER_OFFSET, p.rows * ROW_BYTES);
 #if SF_SPLIT > 1
   if (threadIdx.x == 0) barrier_expect(shared + EXCHANGE_BARRIER_OFFSET, p.rows * quads_owned_by(rank) * SF_SPLIT * 16);
   cluster_arrive_relaxed();
@@ -177,7 +196,7 @@ extern "C" __global__ void __launch_bounds__(SF_WARPS * 32, SF_MIN_CTAS)
     late.advance(first_unit, end_unit, tile_step);
   }
   // From here on `late` is `next`, and `gather` holds the indices of its unit.
-  if (late.tile < TILES) gather.load_indices(p, late.unit, lane);
+  if (!ALL_IN_FLIGHT && late.tile < TILES) gather.load_indices(p, late.unit, lane);
 #endif
   Cursor next = start;
 #pragma unroll
@@ -187,12 +206,14 @@ extern "C" __global__ void __launch_bounds__(SF_WARPS * 32, SF_MIN_CTAS)
     next.advance(first_unit, end_unit, tile_step);
   }
 #if SF_GATHER
+#if SF_SPLIT == 1
+  __syncthreads();  // the barrier of the rows exists,
+#else
+  cluster_wait();  // in all peers, too, and so do their other barriers
+#endif
   wait_for_previous_kernel();
-  for (int row = 0; row < p.rows; row++)
-    for (int at = threadIdx.x * 16; at < ROW_BYTES; at += SF_WARPS * 32 * 16) copy_async16(shared + ROWS_OFFSET + row * ROW_BYTES + at, (const u8*)(p.x + row * p.x_stride) + at);
-  copy_async_commit();
-  copy_async_wait<0>();
-  __syncthreads();
+  if (threadIdx.x < p.rows) request_rows(p, shared, rank);
+  barrier_wait(shared + ROWS_BARRIER_OFFSET, 0);
   late = start;
 #pragma unroll
   for (int s = 0; s < SF_SLOTS; s++) {
@@ -229,7 +250,7 @@ extern "C" __global__ void __launch_bounds__(SF_WARPS * 32, SF_MIN_CTAS)
       warp_sync();  // the other lanes' tokens
       multiply_unit(total, ring.weights(slot), ring.tokens(slot), blocks_of(unit), token_offsets, lane);
       warp_sync();  // every lane has read the slot
-      if (next.tile < TILES) {
+      if (!ALL_IN_FLIGHT && next.tile < TILES) {
         if (lane == 0) ring.request_weights(p.weights, next.tile, next.unit, slot);
 #if SF_GATHER
         gather.copy_tokens(shared + ROWS_OFFSET, ring.tokens(slot), lane);
@@ -239,7 +260,7 @@ extern "C" __global__ void __launch_bounds__(SF_WARPS * 32, SF_MIN_CTAS)
         next.advance(first_unit, end_unit, tile_step);
       }
 #if SF_GATHER
-      if (next.tile < TILES) gather.load_indices(p, next.unit, lane);
+      if (!ALL_IN_FLIGHT && next.tile < TILES) gather.load_indices(p, next.unit, lane);
 #else
       copy_async_commit();
 #endif
@@ -252,7 +273,7 @@ extern "C" __global__ void __launch_bounds__(SF_WARPS * 32, SF_MIN_CTAS)
     if (tile != first_tile) __syncthreads();  // the previous tile's partials have been read
     store_partial(total, shared + PARTIAL_OFFSET + warp * PARTIAL_BYTES, p.rows, lane);
     __syncthreads();
-#if SF_SPLIT > 1
+#if SF_SPLIT > 1 && !SF_GATHER
     cluster_wait();  // the barriers of all peers exist
 #endif
     reduce_tile(p, tile, shared, rank);
