@@ -74,7 +74,7 @@ def candidates(
             try:
                 rows = stage_k // scheme.group_size
                 wide = WideConfig(
-                    t, tiles, groups, stage_k, slots, min_ctas=ctas, refill_batch=0, scale_rows=rows,
+                    t, tiles, groups, stage_k, slots, min_ctas=ctas, scale_rows=rows,
                     in_place=in_place,
                 )  # fmt: skip
                 config = ExpertWide(wide)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from swordfish.decode.choose_ring import ROW_BUCKETS, choose_ring
-from swordfish.decode.choose_wide import SMALL_WEIGHTS, TOKEN_BUCKETS, choose_wide
+from swordfish.decode.choose_wide import TOKEN_BUCKETS, choose_wide
 from swordfish.decode.ring import RingConfig
 from swordfish.decode.wide import WideConfig
 from swordfish.errors import ArgumentError
@@ -30,12 +30,12 @@ class Choice:
 def first_wide_rows(props: DeviceProps) -> int:
     """Fewest rows that the wide kernel serves.
 
-    With wgmma the wide kernel wins from its smallest tile on (16 rows on an H200: 5.0 us against 6.2 on 4096
-    x 4096, 62.5 against 111 on 8192 x 57344), and 9 rows cost it as much as 16. With mma.sync both kernels
-    issue the same products, and up to 16 rows the ring needs no barrier between warps (by design; not timed
-    on such a device).
+    With wgmma the wide kernel wins from its smallest tile on (8 rows on an H200: 4.6 us against 4.7 on 4096 x
+    4096, 16.3 against 17.9 on 4096 x 28672, 58.7 against 62.6 on 8192 x 57344), and 5 rows cost it as much as
+    8. With mma.sync both kernels issue the same products, and up to 16 rows the ring needs no ring that its
+    warps share (by design; not timed on such a device).
     """
-    return 9 if props.arch == "sm_90a" else 17
+    return 5 if props.arch == "sm_90a" else 17
 
 
 def choose(
@@ -45,10 +45,7 @@ def choose(
 
     ``padded_rows``: packed rows include padding between groups (unequal groups of an act-order shard).
     """
-    # 5 to 8 rows: 4.8 us by the wide kernel and 5.0 by the ring on 4096 x 4096, 6.2 and 6.3 on 4096 x 6144,
-    # 11.3 and 10.3 on 14336 x 4096. Smaller weights were not timed.
-    small = props.arch == "sm_90a" and m > 4 and SMALL_WEIGHTS // 2 <= n * k < SMALL_WEIGHTS
-    if small or m >= first_wide_rows(props):
+    if m >= first_wide_rows(props):
         try:
             return Choice(*choose_wide(m, n, k, scheme, props))
         except ArgumentError as refused:

@@ -14,7 +14,7 @@ from swordfish.errors import ArgumentError
 from swordfish.runtime.device import DeviceProps
 from swordfish.scheme import CHANNELWISE, Scheme
 
-__all__ = ["MAX_TOKENS", "SMALL_WEIGHTS", "TOKEN_BUCKETS", "choose_wide"]
+__all__ = ["MAX_TOKENS", "TOKEN_BUCKETS", "choose_wide"]
 
 TOKEN_BUCKETS = (8, 16, 24, 32, 48, 64, 80, 96, 112, 128)
 """Token counts for which kernels are compiled: products cost time in proportion from 32 tokens on."""
@@ -25,13 +25,10 @@ MAX_TOKENS = TOKEN_BUCKETS[-1]
 LARGEST_SPLIT = 8
 """CTAs of a cluster that every device can run."""
 
-SMALL_WEIGHTS = 1 << 25
-"""Elements below which a launch is over before its start is paid for."""
+LARGE_WEIGHTS = 1 << 26
+"""Elements from which on more CTAs with less shared memory each stream faster, up to 16 rows."""
 
-LARGE_WEIGHTS = 1 << 27
-"""Elements from which on more CTAs with less shared memory each stream faster; half as many up to 16 rows."""
-
-LONG_WORK = 5_000_000_000
+LONG_WORK = 3_700_000_000
 """Multiplications from which on the 2 us that Stream-K takes to merge its sums are well spent."""
 
 FULL_WAVES = 0.9
@@ -39,8 +36,8 @@ FULL_SHORT_WAVES = 0.8
 """Of the SMs, those with work over all waves from which on tiles need not be divided; and of tiles with a
 short K, for which merging weighs more."""
 
-SHORT_STAGES = 32
-"""Stages of 256 k below which K is short."""
+SHORT_K = 8192
+"""K below which it is short."""
 
 
 @dataclass(frozen=True)
@@ -80,16 +77,15 @@ def choose_wide(m: int, n: int, k: int, scheme: Scheme, props: DeviceProps) -> t
         most = min(most, 112)  # two groups in a stage: 128 tokens spill up to 268 bytes
     row_tiles = -(-m // most)
     tokens = next(t for t in TOKEN_BUCKETS if t * row_tiles >= m)
-    blocks, weights = columns * row_tiles, columns * k * 64
-    many, long = blocks >= 2 * props.sm_count, tokens * row_tiles * weights >= LONG_WORK
+    blocks, work = columns * row_tiles, tokens * row_tiles * columns * k * 64
     if not wgmma:
         wanted, reason = _mma(tokens, scheme)
-    elif tokens > 64 and (many or (row_tiles > 1 and long and 3 * blocks >= 4 * props.sm_count)):
-        wanted, reason = _many_products(), "256 share their tokens, one set of sums"
-    elif many:
-        wanted, reason = _many_columns(tokens, blocks, long, props)
+    elif tokens > 64:
+        wanted, reason = _many_tokens(tokens, row_tiles, columns, k, props)
+    elif blocks >= 2 * props.sm_count:
+        wanted, reason = _many_columns(tokens, blocks, props)
     else:
-        wanted, reason = _few_columns(tokens, weights, long)
+        wanted, reason = _few_columns(tokens, columns, k, work >= LONG_WORK, props)
     if wgmma and _spills(wanted, tokens, scheme):
         wanted, reason = _Cut(1, 2, 256, 1, 3, stream=wanted.stream), "128 share their tokens"
     # Narrow CTAs always fit.
@@ -98,11 +94,12 @@ def choose_wide(m: int, n: int, k: int, scheme: Scheme, props: DeviceProps) -> t
         places = props.sm_count * cut.resident
         waves = -(-tiles // places)
         stages = -(-k // cut.stage_k)
-        # 4096 x 28672: 26.6 and 101 at M = 48 and 256, in equal parts 30.0 and 108; but 42.6 and 41.7 at 96.
-        short = k < SHORT_STAGES * 256 and (tokens <= 64 or row_tiles > 1)
+        # 4096 x 28672: 29.3 and 52.0 at M = 64 and 128, in equal parts 30.5 and 53.5; but 42.8 and 40.0 at
+        # 96.
+        short = k < SHORT_K and (tokens <= 64 or tokens > 96 or row_tiles > 1)
         uneven = tiles < (FULL_SHORT_WAVES if short else FULL_WAVES) * waves * places
         stream = cut.stream and uneven and places <= tiles // row_tiles * stages
-        split = 1 if cut.stream else _split(cut, tiles, stages, props)
+        split = 1 if stream else _split(cut, tiles, stages, props)
         config = _fit(cut, tokens, split, places if stream else 0, scheme, props, wgmma)
         if config is not None:
             how = f"{tokens} tokens, {blocks} blocks of 64 columns, {reason}"
@@ -118,65 +115,69 @@ def _spills(cut: _Cut, tokens: int, scheme: Scheme) -> bool:
     if scheme.zeros != "offset":
         return False
     sums = cut.tiles * tokens + tokens // 2
-    return sums + 8 * cut.tiles + 86 > min(255, 512 // (cut.warpgroups * cut.resident))
+    config = WideConfig(tokens, cut.tiles, cut.warpgroups, min_ctas=cut.resident)
+    return sums + 8 * cut.tiles + 86 > config.registers
 
 
-def _many_products() -> _Cut:
-    """More than 64 tokens and enough tiles of 256 columns: limited by the tensor cores."""
-    # M = 128: 51.3 on 4096 x 28672, 174 on 8192 x 57344; whole tiles (112, 224) 53.1 and 197; with two sets
-    # of sums 128 columns are all that fits: 53.7 and 211. M = 512 on 4096 x 4096 and 14336 x 4096: 32.7 and
-    # 100; 128 columns 34.4 and 101, 256 tokens by 128 columns 36.3 and 106.
-    return _Cut(2, 2, 256, 1, 2, in_place=True, stream=True)
+def _many_tokens(tokens: int, row_tiles: int, columns: int, k: int, props: DeviceProps) -> tuple[_Cut, str]:
+    """More than 64 tokens: limited by the tensor cores, or by how fast L2 gives the tokens."""
+    tiles = -(-columns // 2) * row_tiles  # of 128 columns
+    if tiles >= 2 * props.sm_count and row_tiles == 1:
+        # M = 96 and 128 on 8192 x 57344: 145 and 185; two sets of sums with 128 columns 147 and 201.
+        return _Cut(2, 2, 256, 1, 2, in_place=True, stream=True), "256 share their tokens, one set of sums"
+    # Short stages leave the ring deep: 26.9 on 8192 x 8192 at M = 128, stages of 256 k 30.4.
+    if tiles <= props.sm_count // 2:
+        full = 2 * tiles >= FULL_WAVES * props.sm_count
+        if tokens > 96:
+            # M = 128: 11.8, 15.4, 28.5, 26.9 on 4096 x 4096, x 6144, 14336 x 4096, 8192 x 8192, with sums in
+            # the place of the ring 13.0, 16.0, 29.6, 27.6, in equal parts 14.9, 17.9, 29.8, 32.9. A long K
+            # wants the deeper ring: 91.8 instead of 98.4 on 28672 x 8192; in equal parts 104.
+            return _Cut(1, 2, 128, 1, 5 if full and k > 2 * SHORT_K else 3), "128 share their tokens"
+        # M = 96: 22.8 on 8192 x 8192 by pairs, in equal parts 24.5; but 22.9 and 71.6 in equal parts on 14336
+        # x 4096 and 28672 x 8192, in clusters 24.6 and 73.3; 10.0 and 13.0 on 4096 x 4096 and x 6144.
+        even = k > SHORT_K
+        return _Cut(1, 2, 128, 1, 6 if even else 5, stream=even), "128 share their tokens"
+    # Beyond 128 rows: 47.6, 175, 374 and 199 on 8192 x 8192 and 28672 x 8192 at M = 256, 4096 x 28672 and
+    # 8192 x 8192 at M = 1024; 256 columns with one set of sums 62.7, 190, 377 and 204. M = 256 on 4096 x 6144
+    # in equal parts: 27.3, clusters 30.6.
+    return _Cut(1, 2, 128, 1, 6 if tokens <= 96 else 5, stream=True), "128 share their tokens"
 
 
-def _many_columns(tokens: int, blocks: int, long: bool, props: DeviceProps) -> tuple[_Cut, str]:
+def _many_columns(tokens: int, blocks: int, props: DeviceProps) -> tuple[_Cut, str]:
     """Up to 64 tokens and enough columns for every SM."""
-    one_wave = blocks <= 4 * props.sm_count  # 128 columns a CTA, two CTAs on an SM
-    if tokens <= 32:
-        if one_wave:
-            # 18.1 and 21.3 on 4096 x 28672 at M = 16 and 32; one CTA of 256 columns 19.8 and 22.3, shares of
-            # equal length 22.1 at M = 16.
-            return _Cut(1, 2, 256, 2, 4), "two CTAs of 128 on an SM"
-        if tokens <= 16:
-            # 62.6 on 8192 x 57344; 256 columns a CTA 65.5: the tail of the last wave is longer.
-            return _Cut(2, 1, 256, 4, 2), "four CTAs of 128 on an SM"
-        # 73.8 on 8192 x 57344; 128 columns a CTA 78.7: tokens are read twice as often.
-        return _Cut(4, 1, 256, 2, 2), "two CTAs of 256 on an SM"
-    if tokens <= 48:
-        # 8192 x 57344 at M = 48: 88.5; whole tiles 104.
-        return _Cut(2, 2, 256, 1, 3, stream=long), "256 share their tokens"
-    # M = 64: 31.8 on 4096 x 28672, 104 on 8192 x 57344; whole tiles 31.7 and 119, 256 columns a CTA 31.1 and
-    # 117.
-    return _Cut(2, 1, 256, 2, 2, stream=long), "two CTAs of 128 on an SM"
+    if tokens <= 32 and blocks <= 4 * props.sm_count:
+        # 16.3, 18.4 and 22.3 on 4096 x 28672 at M = 8, 16 and 32; 256 columns a CTA 19.1 at 16.
+        return _Cut(1, 2, 256, 2, 4), "two CTAs of 128 on an SM"
+    # M = 8, 16, 32, 48, 64 on 8192 x 57344: 59.5, 62.9, 77.0, 95.4, 107; 256 columns a CTA 59.2, 64.4, 78,
+    # 94.3, 110; four CTAs on an SM with half the ring 80.1 at 32. On 4096 x 28672 whole tiles: 26.2 and 29.3.
+    return _Cut(2, 1, 256, 2, 4, stream=True), "two CTAs of 128 on an SM"
 
 
-def _few_columns(tokens: int, weights: int, long: bool) -> tuple[_Cut, str]:
-    """K is divided so that every SM has work: over clusters, or where it is worth it, evenly."""
-    if tokens <= 32 and weights >= (LARGE_WEIGHTS if tokens > 16 else LARGE_WEIGHTS // 2):
-        # 28672 x 8192 at M = 16 and 32: 35.7 and 42.0; 256 columns a CTA 40.6 and 47.3, equal parts 38.5 and
-        # 41.3. 8192 x 8192 at M = 16: 12.5; two CTAs on an SM 13.0.
-        return _Cut(2, 1, 256, 3, 2), "three CTAs of 128 on an SM"
+def _few_columns(tokens: int, columns: int, k: int, long: bool, props: DeviceProps) -> tuple[_Cut, str]:
+    """Up to 64 tokens. K is divided so that every SM has work: over clusters, or where it is worth it,
+    evenly."""
+    large = columns * k * 64 >= LARGE_WEIGHTS
+    pairs = 2 * -(-columns // 2) >= FULL_WAVES * props.sm_count  # of CTAs of 128 columns, fill the device
+    if long and ((large and k > SHORT_K) or (tokens > 48 and not pairs)):
+        if tokens > 48 and not pairs:
+            # 14336 x 4096 at M = 64: 18.3; clusters 20.8.
+            return _Cut(1, 2, 128, 1, 6, stream=True), "128 share their tokens"
+        # 28672 x 8192 at M = 16, 32, 48, 64: 33.7, 40.5, 48.2, 55.4; clusters 37.1, 46.5 and more.
+        return _Cut(2, 1, 256, 2, 4, stream=True), "two CTAs of 128 on an SM"
     if tokens <= 16:
-        # 4.8 and 6.2 at M = 8 on 4096 x 4096 and x 6144; 5.0, 6.2 and 12.0 at M = 16 on these and 14336 x
-        # 4096, 256 columns a CTA 5.6, 7.5 and 13.4. The room for a second CTA lets the next launch begin.
+        if large:
+            # 8192 x 8192 at M = 16: 11.7; two CTAs on an SM 12.2. 28672 x 8192 at M = 8: 31.4.
+            return _Cut(2, 1, 128, 3, 4), "three CTAs of 128 on an SM"
+        # 4.6, 5.8 and 10.5 at M = 8 on 4096 x 4096, x 6144 and 14336 x 4096; 5.0, 6.1 and 11.5 at M = 16, one
+        # CTA an SM 5.5, 7.2 and 12.5. The room for a second CTA lets the next launch begin.
         return _Cut(1, 2, 256, 2, 3), "two CTAs of 128 on an SM"
-    if tokens <= 32:
-        # M = 32: 6.6, 8.2, 14.3, 15.6 on these four; 128 columns a CTA 6.8, 8.7, 14.9, 15.1.
-        return _Cut(1, 4, 256, 1, 4), "256 share their tokens"
-    if tokens <= 64:
-        if long:
-            # 28672 x 8192 at M = 48 and 64: 51.9 and 60.2; clusters of two 56.3 and 66.0.
-            return _Cut(2, 1, 256, 2, 2, stream=True), "two CTAs of 128 on an SM"
-        # M = 64: 8.5, 10.5, 19.4, 17.9 on the four; 256 columns a CTA 9.9, 11.1, 20.0, 21.9: coarser tiles
-        # leave more SMs without work.
-        return _Cut(1, 2, 256, 1, 3), "128 share their tokens"
-    if long and tokens <= 96 and weights < LARGE_WEIGHTS:
-        # M = 96: 24.9 and 26.0 on 14336 x 4096 and 8192 x 8192; short stages 25.9 and 27.2 (but 79.4 and 87.5
-        # on 28672 x 8192), clusters 26.4 and 26.2.
-        return _Cut(1, 2, 256, 1, 3, stream=True), "128 share their tokens"
-    # M = 128: 29.9, 32.8, 94.7 on 14336 x 4096, 8192 x 8192 and 28672 x 8192; clusters 33.6, 33.1 and 105,
-    # which win on less work: 14.3 instead of 15.4 on 4096 x 4096. Only two stages of 256 k fit: 38.2, 38.7.
-    return _Cut(1, 2, 128, 1, 5, stream=long), "128 share their tokens, in short stages"
+    if tokens <= 48 and not pairs:
+        # M = 32 and 48: 5.9 and 7.2, 7.2 and 8.9, 13.7 and 16.0 on these; one CTA an SM 6.4 and 7.4, 8.2 and
+        # 9.4, 14.4 and 17.2.
+        return _Cut(1, 2, 128, 2, 4), "two CTAs of 128 on an SM"
+    # M = 32, 48 and 64 on 8192 x 8192: 14.1, 17.0 and 18.7; in equal parts 14.8, 17.6 and 20.2. M = 64 on
+    # 4096 x 4096 and x 6144: 8.5 and 10.8, stages of 256 k 8.9 and 10.8.
+    return _Cut(1, 2, 128, 1, 6), "128 share their tokens"
 
 
 def _mma(tokens: int, scheme: Scheme) -> tuple[_Cut, str]:
@@ -219,20 +220,18 @@ def _fit(
         cut.tiles,
         cut.warpgroups,
         cut.stage_k,
-        max(3, cut.slots),
+        max(2, cut.slots),
         split,
         cut.resident,
         wgmma=wgmma,
         in_place=in_place,
-        refill_batch=1 if wgmma else 0,
         scale_rows=cut.stage_k // scheme.group_size if whole else 1,
         ctas=ctas,
     )
-    fewest = 3 if cut.stage_k * cut.tiles < 256 else 2
     for overlay in (False, True) if split > 1 else (False,):
         # Its own place for the sums costs at most half of the slots.
-        least = max(fewest, cut.slots - 1) if not overlay and split > 1 else fewest
-        for slots in range(max(cut.slots, fewest), least - 1, -1):
+        least = max(2, cut.slots - 1) if not overlay and split > 1 else 2
+        for slots in range(cut.slots, least - 1, -1):
             config = replace(base, slots=slots, overlay=overlay)
             if config.shared_bytes(scheme) <= room:
                 return config

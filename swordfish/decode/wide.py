@@ -22,6 +22,10 @@ from swordfish.scheme import CHANNELWISE, Scheme
 __all__ = ["WideConfig"]
 
 _REGISTER_FILE = 65536
+_PRODUCER_REGISTERS = 24
+_MOST_REGISTERS = 240
+"""Of a thread; above it the compiler's 255 would be rounded up to 256."""
+
 _ENCODED_KEPT = 4096
 _encoded: dict[tuple[object, ...], bytes] = {}
 """Tensor maps by everything they depend on: encoding one costs tens of microseconds, a launch needs four."""
@@ -35,7 +39,7 @@ class WideConfig:
     ``tiles``         m64 tiles a warpgroup owns: 1, 2 or 4. Two tiles fold one while the other multiplies.
     ``warpgroups``    warpgroups of a CTA, side by side along N; they share the staged tokens.
     ``stage_k``       k a stage covers: 64, 128, 256 or 512.
-    ``slots``         stages of tokens and weights in the ring, more than ``lag``.
+    ``slots``         stages of tokens and weights in the ring, 2 or more.
     ``scale_rows``    rows of scales that one copy brings: ``stage_k / group_size`` if that is whole, else 1.
     ``split``         CTAs of a cluster, each with its range of K; sums meet in distributed shared memory.
     ``min_ctas``      CTAs per SM the register allocation must leave room for.
@@ -44,8 +48,6 @@ class WideConfig:
     ``in_place``      one set of sums, kept in units of the running scale (``device/wide_sums.cuh``).
     ``ctas``          Stream-K: so many CTAs share the units (stages of output tiles) evenly; 0: a cluster
                       for each tile.
-    ``lag``           how many stages after its last use a slot is refilled: more let warpgroups drift apart.
-    ``refill_batch``  after which batch of a stage the CTA meets and refills its rings.
 
     Raises ``ArgumentError`` on a value outside these sets.
     """
@@ -63,8 +65,6 @@ class WideConfig:
     overlay: bool = False
     wgmma: bool = True
     in_place: bool = False
-    refill_batch: int = 0
-    lag: int = 1
     scale_rows: int = 1
     ctas: int = 0
 
@@ -84,16 +84,8 @@ class WideConfig:
                 "128 or more with one tile",
                 "Fragments alternate between two buffers.",
             )
-        # The last batch of a stage waits for the next stage, which must have been requested before.
-        needed = self.lag + 1 if self.refill_batch < self.batches - 1 else self.lag + 2
-        if self.lag < 1 or self.slots < needed:
-            raise ArgumentError(
-                "slots", self.slots, f"{needed} or more with lag={self.lag}, which is 1 or more"
-            )
-        if self.refill_batch not in range(self.batches):
-            raise ArgumentError(
-                "refill_batch", self.refill_batch, f"one of the {self.batches} batches of a stage"
-            )
+        if self.slots < 2:
+            raise ArgumentError("slots", self.slots, "2 or more: a stage ends when the next one has arrived")
         if self.split not in range(1, 17):
             raise ArgumentError("split", self.split, "1 to 16, the largest cluster")
         if self.ctas not in range(65536):
@@ -111,14 +103,9 @@ class WideConfig:
         return f"wide({', '.join(f'{f.name}={getattr(self, f.name)}' for f in fields(self))})"
 
     @property
-    def batches(self) -> int:
-        """Batches of a stage, at least: four k16 steps of one tile each (two with a scale for every 32 k)."""
-        return max(1, self.tiles * self.stage_k // 64)
-
-    @property
     def threads(self) -> int:
-        """Threads of a CTA."""
-        return 128 * self.warpgroups
+        """Threads of a CTA: the warpgroups that multiply and one that fills the ring."""
+        return 128 * self.warpgroups + 128
 
     @property
     def columns(self) -> int:
@@ -127,8 +114,11 @@ class WideConfig:
 
     @property
     def registers(self) -> int:
-        """Registers a thread may have so that ``min_ctas`` CTAs share an SM."""
-        return min(255, _REGISTER_FILE // (self.threads * self.min_ctas) // 8 * 8)
+        """Registers of a thread that multiplies when ``min_ctas`` CTAs share an SM: a CTA is launched with as
+        many for all of its threads, and its producers give theirs to the others."""
+        launched = min(255, _REGISTER_FILE // (self.threads * self.min_ctas)) // 8 * 8
+        kept = launched * self.threads - 128 * _PRODUCER_REGISTERS
+        return min(_MOST_REGISTERS, kept // (128 * self.warpgroups) // 8 * 8)
 
     def shared_bytes(self, scheme: Scheme) -> int:
         """Dynamic shared memory of a CTA in bytes; the kernel asserts that it computes the same."""
@@ -203,7 +193,6 @@ class WideConfig:
             "SF_WARPGROUPS": self.warpgroups,
             "SF_STAGE_K": self.stage_k,
             "SF_SLOTS": self.slots,
-            "SF_LAG": self.lag,
             "SF_SCALE_ROWS": self.scale_rows,
             "SF_SPLIT": self.split,
             "SF_CTAS": self.ctas,
@@ -212,7 +201,8 @@ class WideConfig:
             "SF_SHARED_BYTES": self.shared_bytes(scheme),
             "SF_USE_WGMMA": int(self.wgmma),
             "SF_IN_PLACE": int(self.in_place),
-            "SF_REFILL_BATCH": self.refill_batch,
+            "SF_REGISTERS": self.registers,
+            "SF_PRODUCER_REGISTERS": _PRODUCER_REGISTERS,
         }
         if self.wgmma:
             defines |= _wgmma_text(self.tokens, "bf16" if scheme.dtype == "bfloat16" else "f16")

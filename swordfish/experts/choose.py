@@ -230,26 +230,29 @@ def _wide(tokens: int, k: int, scheme: Scheme, props: DeviceProps) -> ExpertWide
     two_sets = 80 if scheme.bits == 4 and scheme.zeros == "none" and scheme.group_size % 128 == 0 else 48
     in_place = tokens > two_sets and scheme.zeros != "offset" and grouped and wgmma
     most = 1 if not wgmma else 2 if scheme.zeros == "offset" else 3  # CTAs on an SM, for their registers
-    if tokens <= 48 and k < 8192:
-        # 55.9 and 35.9 on qwen1.5 at M = 256.
-        cuts = [(1, 128, 3, 2)]
+    plain = scheme.bits == 4 and scheme.zeros == "none"
+    if tokens <= 32 and k < 8192 and plain and wgmma:
+        # 60.4 and 31.5 on qwen1.5 at M = 256, tiles of 128 columns 68.0 and 37.7.
+        cuts = [(4, 1, 128, 3, 2)]
+    elif tokens <= 48 and k < 8192:
+        cuts = [(2, 1, 128, 3, 2)]
     elif tokens <= 48:
         # 66.5 on mixtral down at M = 64; tiles of 128 columns 97.
-        cuts = [(2, 256, 4, 1), (2, 128, 4, 1)]
+        cuts = [(2, 2, 256, 4, 1), (2, 2, 128, 4, 1)]
     elif k < 2048:
-        # Short tiles: another CTA works during the output (71.6 on qwen1.5 down at M = 1024, one CTA 72.8).
-        cuts = [(1, 128, 3, 2)]
-    elif in_place:
-        # 359 on qwen1.5 gate_up at M = 4096; stages of 128 k 368.
-        cuts = [(2, 256, 2, 1), (2, 128, 3, 1)]
+        # Short tiles: another CTA works during the output (63.1 on qwen1.5 down at M = 1024).
+        cuts = [(2, 1, 128, 3, 2)]
+    elif in_place and (tokens <= 80 or scheme.group_size % 128 == 0):
+        # 362 on qwen1.5 gate_up at M = 4096; stages of 128 k 367. With four groups in a stage 96 rows spill.
+        cuts = [(2, 2, 256, 2, 1), (2, 2, 128, 3, 1)]
     else:
-        cuts = [(2, 128, 3, 1)]
-    for warpgroups, stage_k, slots, wanted in (*cuts, (1, 128, 4, 1), (1, 128, 3, 1)):
+        cuts = [(2, 2, 128, 3, 1)]
+    for tiles, warpgroups, stage_k, slots, wanted in (*cuts, (2, 1, 128, 4, 1), (2, 1, 128, 3, 1)):
         ctas = min(wanted, most)
         aligned = grouped and stage_k % scheme.group_size == 0
         config = WideConfig(
             tokens,
-            2,
+            tiles,
             warpgroups,
             stage_k,
             slots,

@@ -58,15 +58,12 @@ def candidates(scheme: Scheme, m: int, k: int, n: int, props: DeviceProps) -> li
                 scale_rows=_scale_rows(scheme, stage_k),
                 ctas=stream,
             )
-            for config, (refill_batch, lag) in itertools.product(
-                _depths(base, scheme, props), ((0, 1), (1, 1), (1, 2))
-            ):
+            for config in _depths(base, scheme, props):
                 try:
-                    variant = replace(config, refill_batch=refill_batch, lag=lag)
-                    check(variant, scheme, m, k, n, props, False)
+                    check(config, scheme, m, k, n, props, False)
                 except ArgumentError:
                     continue
-                found[variant] = None
+                found[config] = None
     return list(found)
 
 

@@ -6,10 +6,10 @@
 //   a tile, or one of SPLIT parts of it, whose sums meet in the cluster                     grid (SPLIT, tiles)
 //   one of CTAS equal parts of everything (Stream-K), which may begin and end inside tiles  grid (CTAS)
 //
-//   ring:       SLOTS stages of tokens, weights, scales and zero points, filled by tensor copies. Weights start before the previous kernel
-//               ends, tokens after it. The ring goes on from tile to tile.
-//   per stage:  warps wait for the stage's slot, multiply, and say that they have read it; there is no CTA barrier, so that warpgroups
-//               drift apart and fill each other's gaps. The slot read SF_LAG stages ago is refilled.
+//   producer:      one warp fills a ring of SLOTS stages of tokens, weights, scales and zero points by tensor copies. Weights start before the
+//                  previous kernel ends, tokens after it. The ring goes on from tile to tile. Its warpgroup gives its registers to the others.
+//   other warps:   wait for a stage's slot, multiply, and say that they have read it. They do not wait for each other, so that warpgroups
+//                  drift apart and fill each other's gaps.
 #include "wide_loop.cuh"
 #include "wide_output.cuh"
 
@@ -33,41 +33,49 @@ extern "C" __global__ void __launch_bounds__(THREADS, SF_MIN_CTAS)
 decode_wide(const __grid_constant__ TensorMap words, const __grid_constant__ TensorMap scales, const __grid_constant__ TensorMap zeros,
             const __grid_constant__ TensorMap x, const u16* bias, u16* out, float* partials, u32* flags, int m, i64 out_stride) {
   launch_dependents();
-  const u32 shared = shared_address(shared_memory);
   const Place p = place();
-  const int rank = SF_SPLIT == 1 ? 0 : blockIdx.x;
+  const Slots slots = {shared_address(shared_memory)};
   const int row_tiles = (m + TOKENS - 1) / TOKENS;
   const Range range = range_of_cta(row_tiles);
   int tile_at = range.first / STAGES * STAGES;  // first unit of the tile
   Tile tile(range.first / STAGES, row_tiles);
-  Staging<Tile> staging(p, &x, &words, &scales, &zeros, shared, tile, range.first - tile_at);
+  const int rank = SF_SPLIT == 1 ? 0 : blockIdx.x;
+  const u32 inbox_barriers = slots.shared + INBOX_AT;
 
-  if (threadIdx.x == 0) {
-    for (int slot = 0; slot < SLOTS; slot++) {
-      barrier_init(staging.full_barrier(slot), staging.COPIES);
-      barrier_init(staging.free_barrier(slot), WARPS);
+  if (p.warp >= WARPS) {
+    give_registers<SF_PRODUCER_REGISTERS>();
+    const Producer<Tile> producer({words, scales, zeros, x}, slots, p.lane, tile);
+    if (p.warp == WARPS) {
+      producer.prefetch_maps();
+      if (p.lane == 0) {
+        slots.init();
+        for (int group = 0; group < SF_WARPGROUPS && SF_SPLIT > 1; group++) {
+          barrier_init(inbox_barriers + group * 8, 1);
+          barrier_expect(inbox_barriers + group * 8, exchange_bytes(rank, tile.tokens(m)));
+        }
+        fence_barrier_init();
+      }
+      warp_sync();
+      producer.fill(tile, range.first - tile_at, range, [] {
+        cta_sync();
+        if (SF_SPLIT > 1) cluster_arrive_relaxed();
+        wait_for_previous_kernel();  // only tokens depend on it
+      });
+      if (SF_SPLIT > 1) cluster_wait();
+    } else {
+      cta_sync();
     }
-    for (int group = 0; group < SF_WARPGROUPS && SF_SPLIT > 1; group++) {
-      barrier_init(shared + INBOX_AT + group * 8, 1);
-      barrier_expect(shared + INBOX_AT + group * 8, exchange_bytes(rank, tile.tokens(m)));
-    }
-    fence_barrier_init();
+    return;
   }
-  if (p.lane == 0 && p.warp < staging.COPIES) prefetch_tensor_map(staging.map);
+  take_registers<SF_REGISTERS>();
+  Bias(p, bias, tile).prefetch();
   cta_sync();
   if (SF_SPLIT > 1) cluster_arrive_relaxed();
+  wait_for_previous_kernel();
 
-  const int filled = min(SLOTS, range.end - range.first);
-  const u32 row_bytes = staging.fill_channel_rows(&scales, &zeros);
-  if (p.warp == 0) wait_for_previous_kernel();  // only tokens depend on it
-#pragma unroll 1
-  for (int i = 0; i < filled; i++) staging.fill(true, i, i == 0 ? row_bytes : 0);
-  Bias(p, bias, tile).prefetch();
-  if (p.warp > 0) wait_for_previous_kernel();
-
-  Products products(p, shared);
+  Products products(p, slots.shared);
   const u32 channel_row = products.row_at - ROWS_AT + CHANNEL_ROWS_AT;
-  barrier_wait(staging.full_barrier(0), 0);
+  barrier_wait(slots.full(0), 0);
   products.begin_tile(0, channel_row);
 
   Position ring;
@@ -75,7 +83,7 @@ decode_wide(const __grid_constant__ TensorMap words, const __grid_constant__ Ten
 #pragma unroll 1
   do {
     const int end = min(range.end, tile_at + STAGES);
-    multiply_units(products, staging, p, shared, ring, range, unit, end);
+    multiply_units(products, slots, p.lane, ring, range, unit, end);
 
     products.sums.finish(channel_row);
     const Output output(p, out, out_stride, m, tile, bias);
@@ -101,7 +109,7 @@ decode_wide(const __grid_constant__ TensorMap words, const __grid_constant__ Ten
 #else
     cluster_wait();
     if (SF_OVERLAY) cluster_sync();  // the rings of every CTA are idle
-    exchange_and_store(products.sums.total, output, p, shared, rank, tokens);
+    exchange_and_store(products.sums.total, output, p, slots.shared, rank, tokens);
 #endif
   } while (STREAM && unit < range.end);
 }

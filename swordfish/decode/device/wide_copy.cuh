@@ -1,29 +1,26 @@
-// Copies of the wide kernel. They are predicated inside the instruction: a branch between two warpgroup products makes the compiler
-// serialise them.
+// Copies of the wide kernel, what orders them, and partial sums in global memory.
 #pragma once
 #include "ptx.cuh"
 
 struct alignas(64) TensorMap { u8 opaque[128]; };
 
-SF_DEVICE void prefetch_tensor_map(const TensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
+SF_DEVICE void prefetch_tensor_map(const TensorMap& map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"); }
 
-SF_DEVICE void barrier_expect_if(bool go, u32 bar, u32 bytes) {
-  asm volatile(
-      "{\n\t.reg .pred go;\n\tsetp.ne.u32 go, %2, 0;\n\t"
-      "@go mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n\t}" ::"r"(bar), "r"(bytes), "r"((u32)go) : "memory");
-}
-
+// Predicated inside the instruction: a branch between two warpgroup products makes the compiler serialise them.
 SF_DEVICE void barrier_arrive_if(bool go, u32 bar) {
   asm volatile(
       "{\n\t.reg .pred go;\n\tsetp.ne.u32 go, %1, 0;\n\t"
       "@go mbarrier.arrive.shared::cta.b64 _, [%0];\n\t}" ::"r"(bar), "r"((u32)go) : "memory");
 }
 
+// Registers change hands between warpgroups: those that multiply need what the one that copies does not.
+template <int registers> SF_DEVICE void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers)); }
+
+template <int registers> SF_DEVICE void give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers)); }
+
 // A box of a three-dimensional tensor; what lies outside the tensor arrives as zeros and counts as bytes, too.
-SF_DEVICE void tensor_load_if(bool go, u32 dst, const TensorMap* map, int c1, int c2, u32 bar, u64 policy) {
-  asm volatile(
-      "{\n\t.reg .pred go;\n\tsetp.ne.u32 go, %6, 0;\n\t"
-      "@go cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {0, %2, %3}], [%4], %5;\n\t}" ::"r"(dst), "l"(map), "r"(c1), "r"(c2), "r"(bar), "l"(policy), "r"((u32)go) : "memory");
+SF_DEVICE void tensor_load(u32 dst, const TensorMap& map, int c1, int c2, u32 bar, u64 policy) {
+  asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {0, %2, %3}], [%4], %5;" ::"r"(dst), "l"(&map), "r"(c1), "r"(c2), "r"(bar), "l"(policy) : "memory");
 }
 
 // For what other CTAs read, too.

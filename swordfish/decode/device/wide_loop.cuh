@@ -8,37 +8,24 @@
 #include "wide_mma.cuh"
 #endif
 
-struct Range { int first, end; };  // of units
+SF_DEVICE void multipliers_sync() { asm volatile("bar.sync 1, %0;" ::"n"(32 * WARPS) : "memory"); }
 
-// Where a CTA is in its ring.
-struct Position {
-  int slot = 0, parity = 0;            // of the next slot's filling
-  int free_slot = 0, free_parity = 0;  // of the slot to refill
-};
+// The next slot to read and the parity of its filling.
+struct Position { int slot = 0, parity = 0; };
 
 // Units `unit` to `end` of one tile; `products` has begun with the first. Afterwards `unit` is `end`.
-template <class Tile>
-SF_DEVICE void multiply_units(Products& products, Staging<Tile>& staging, const Place& p, u32 shared, Position& ring, Range range, int& unit, int end) {
+SF_DEVICE void multiply_units(Products& products, const Slots& slots, int lane, Position& at, Range range, int& unit, int end) {
 #pragma unroll 1
   for (; unit < end; unit++) {
-    const int next_slot = ring.slot + 1 == SLOTS ? 0 : ring.slot + 1;
-    if (next_slot == 0) ring.parity ^= 1;
+    const int next_slot = at.slot + 1 == SLOTS ? 0 : at.slot + 1;
+    if (next_slot == 0) at.parity ^= 1;
     products.stage(
-        ring.slot, next_slot, shared + ring.slot * SLOT_BYTES, STREAM && unit + 1 == end,
+        at.slot, next_slot, slots.slot(at.slot), STREAM && unit + 1 == end,
         [&] {
-          const bool late = unit - range.first >= SF_LAG, go = late && unit - SF_LAG + SLOTS < range.end;
-          if (go && p.warp < staging.COPIES) barrier_wait(staging.free_barrier(ring.free_slot), ring.free_parity);
-          staging.fill(go, ring.free_slot);
-          if (late && ++ring.free_slot == SLOTS) {
-            ring.free_slot = 0;
-            ring.free_parity ^= 1;
-          }
-        },
-        [&] {
-          if (unit + 1 < range.end) barrier_wait(staging.full_barrier(next_slot), ring.parity);
+          if (unit + 1 < range.end) barrier_wait(slots.full(next_slot), at.parity);
           return unit + 1 < range.end;
         },
-        [&] { barrier_arrive_if(p.lane == 0, staging.free_barrier(ring.slot)); });
-    ring.slot = next_slot;
+        [&] { barrier_arrive_if(lane == 0, slots.free(at.slot)); });
+    at.slot = next_slot;
   }
 }

@@ -30,14 +30,11 @@ struct Products {
   }
 
   // One stage; the contract of wide_wgmma.cuh, with nothing prepared for the next one.
-  template <class Refill, class Ready, class Release>
-  SF_DEVICE void stage(int slot, int next_slot, u32 slot_at, bool last, Refill refill, Ready ready, Release release) {
+  template <class Ready, class Release>
+  SF_DEVICE void stage(int slot, int next_slot, u32 slot_at, bool last, Ready ready, Release release) {
     // With a scale for every 32 k all steps are alike, and unrolled the compiler would overlap them until it runs out of registers.
 #pragma unroll(SEGMENT == 32 ? 1 : STAGE_K / 32)
-    for (int k32 = 0; k32 < STAGE_K / 32; k32++) {
-      step(k32, slot * SLOT_BYTES, slot_at);
-      if (k32 == 0) refill();
-    }
+    for (int k32 = 0; k32 < STAGE_K / 32; k32++) step(k32, slot * SLOT_BYTES, slot_at);
     release();
     ready();
   }

@@ -74,7 +74,7 @@ struct Pieces {
  private:
   static constexpr int SIZE = COLUMNS * TOKENS;
   // Loads in flight, as many as registers allow: slices of a piece, or several pieces.
-  static constexpr int ROOM = (65536 / (THREADS * SF_MIN_CTAS) - TILES * TOKENS / 2 - 100) / 4;
+  static constexpr int ROOM = (SF_REGISTERS - TILES * TOKENS / 2 - 100) / 4;
   static constexpr int IN_FLIGHT = ROOM < 2 ? 2 : ROOM > 8 ? 8 : ROOM;
   static constexpr int BATCH = SLICES < IN_FLIGHT ? SLICES : IN_FLIGHT;
   static constexpr int PIECES = IN_FLIGHT / BATCH;

@@ -8,8 +8,8 @@
 
 constexpr int TOKENS = SF_TOKENS;
 constexpr int TILES = SF_TILES;
-constexpr int WARPS = 4 * SF_WARPGROUPS;
-constexpr int THREADS = 32 * WARPS;
+constexpr int WARPS = 4 * SF_WARPGROUPS;  // that multiply
+constexpr int THREADS = 32 * WARPS + 128;  // and a warpgroup whose first warp fills the ring
 constexpr int COLUMNS = 64 * TILES * SF_WARPGROUPS;
 constexpr int N_BLOCKS = (SF_N + 63) / 64;
 constexpr int K_BLOCKS = (SF_K + 63) / 64;
@@ -22,7 +22,9 @@ constexpr int SLOTS = SF_SLOTS;
 // Work is counted in units: stage s of output tile t is unit t * STAGES + s. Tiles of the same columns follow each other, so that CTAs side
 // by side share their weights in L2. A CTA owns a range of units.
 constexpr bool STREAM = SF_CTAS > 0;  // Stream-K: ranges of equal length that may cross tiles. Otherwise a range lies in one tile.
+
 constexpr int COLUMN_TILES = (N_BLOCKS + COLUMNS / 64 - 1) / (COLUMNS / 64);
+
 // An output tile: TOKENS rows of x by COLUMNS columns of W. Any tile tells where its operands begin (rows of tokens and of scales, blocks of
 // 64 columns in the words and in a row of scales), whether others read its weights, too, and which tile follows it.
 struct Tile {

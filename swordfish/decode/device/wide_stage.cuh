@@ -1,69 +1,110 @@
-// Staging: a slot of the ring is filled by three or four tensor copies, each issued by a warp of its own: 0 tokens, 1 weights, 2 scales,
-// 3 zero points. Boxes reach past the last row, column or k: zeros arrive there.
+// Staging: one warp fills the ring, a stage of tokens, weights, scales and zero points to a slot, by tensor copies. Boxes reach past the last row,
+// column or k: zeros arrive there.
 #pragma once
 #include "wide_copy.cuh"
 #include "wide_shape.cuh"
 
-template <class Tile> struct Staging {
-  static constexpr int COPIES = CHANNELWISE ? 2 : 2 + ROW_KINDS;
-  static_assert(SCALE_ROWS % SF_SCALE_ROWS == 0 || CHANNELWISE, "copies of SF_SCALE_ROWS rows make up a stage");
+struct Range { int first, end; };  // of units
 
-  const TensorMap* map;
-  u32 shared, offset, bytes;  // of the box, in the slot
-  u64 policy;
-  int warp;
-  bool leader;
-  // Of the next fill: its stage, and box coordinates by what they are made of.
+// The slots of a CTA and their barriers.
+struct Slots {
+  u32 shared;
+
+  SF_DEVICE u32 slot(int i) const { return shared + i * SLOT_BYTES; }
+  SF_DEVICE u32 full(int i) const { return shared + FULL_AT + i * 8; }
+  SF_DEVICE u32 free(int i) const { return shared + FREE_AT + i * 8; }
+
+  SF_DEVICE void init() const {
+    for (int i = 0; i < SLOTS; i++) {
+      barrier_init(full(i), 1);
+      barrier_init(free(i), WARPS);
+    }
+  }
+};
+
+struct Operands { const TensorMap &words, &scales, &zeros, &x; };
+
+// Where a stage lies in the operands; goes on from tile to tile.
+template <class Tile> struct Cursor {
   Tile tile;
   int stage;
 
-  SF_DEVICE Staging(const Place& p, const TensorMap* tokens, const TensorMap* weights, const TensorMap* scales, const TensorMap* zeros, u32 shared_base,
-                    Tile first_tile, int first_stage)
-      : tile(first_tile), stage(first_stage) {
-    shared = shared_base;
-    warp = p.warp;
-    leader = p.lane == 0 && warp < COPIES;
-    // Weights that no other CTA reads should leave L2 first.
-    policy = warp == 0 ? evict_last_policy() : tile.shares_weights() ? evict_normal_policy() : evict_first_policy();
-    if (warp == 0) {
-      map = tokens;
-      offset = 0, bytes = WEIGHTS_AT;
-    } else if (warp == 1) {
-      map = weights;
-      offset = WEIGHTS_AT, bytes = ROWS_AT - WEIGHTS_AT;
-    } else {
-      map = warp == 2 ? scales : zeros;
-      offset = ROWS_AT + (warp == 2 ? 0 : SCALE_ROWS * ROW_BYTES), bytes = SCALE_ROWS * ROW_BYTES;
-    }
-  }
-
-  SF_DEVICE u32 full_barrier(int slot) const { return shared + FULL_AT + slot * 8; }
-  SF_DEVICE u32 free_barrier(int slot) const { return shared + FREE_AT + slot * 8; }
-
-  // This warp's copy of the next unit.
-  SF_DEVICE void fill(bool go, int slot, u32 extra = 0) {
-    const u32 dst = shared + slot * SLOT_BYTES + offset, bar = full_barrier(slot);
-    const int c1 = warp == 0 ? tile.token_row() : warp == 1 ? stage * (STAGE_BLOCKS * BLOCK_BYTES / 2048) : tile.scale_block();
-    const int c2 = warp == 0 ? stage * STAGE_BLOCKS : warp == 1 ? tile.word_block() : tile.scale_row() + group_of(stage, 0);
-    barrier_expect_if(go && leader, bar, bytes + extra);
-    tensor_load_if(go && leader, dst, map, c1, c2, bar, policy);
-#pragma unroll
-    for (int r = SF_SCALE_ROWS; r < SCALE_ROWS; r += SF_SCALE_ROWS)
-      tensor_load_if(go && leader && warp >= 2, dst + r * ROW_BYTES, map, c1, tile.scale_row() + group_of(stage, r), bar, policy);
-    if (go && ++stage == STAGES && STREAM) {
+  SF_DEVICE void advance() {
+    if (++stage == STAGES && STREAM) {
       stage = 0;
       tile.advance();
     }
   }
+};
 
-  // The single row of a channelwise weight travels with the first stage of warp 1. Returns its bytes.
-  SF_DEVICE u32 fill_channel_rows(const TensorMap* scales, const TensorMap* zeros) const {
-    if (!CHANNELWISE || warp != 1) return 0;
-    tensor_load_if(leader, shared + CHANNEL_ROWS_AT, scales, tile.scale_block(), tile.scale_row(), full_barrier(0), policy);
-    if (SF_ZEROS) tensor_load_if(leader, shared + CHANNEL_ROWS_AT + ROW_BYTES, zeros, tile.scale_block(), tile.scale_row(), full_barrier(0), policy);
-    return ROW_KINDS * ROW_BYTES;
+template <class Tile> struct Producer {
+  static_assert(SCALE_ROWS % SF_SCALE_ROWS == 0 || CHANNELWISE, "copies of SF_SCALE_ROWS rows make up a stage");
+
+  Operands from;
+  Slots slots;
+  bool leader;  // the lane that issues copies
+  u64 token_policy, weight_policy;
+
+  SF_DEVICE Producer(const Operands& operands, Slots to, int lane, const Tile& tile) : from(operands), slots(to), leader(lane == 0) {
+    token_policy = evict_last_policy();
+    // Weights that no other CTA reads should leave L2 first.
+    weight_policy = tile.shares_weights() ? evict_normal_policy() : evict_first_policy();
+  }
+
+  SF_DEVICE void prefetch_maps() const {
+    if (!leader) return;
+    prefetch_tensor_map(from.words);
+    prefetch_tensor_map(from.scales);
+    prefetch_tensor_map(from.x);
+    if (SF_ZEROS) prefetch_tensor_map(from.zeros);
+  }
+
+  // Fills the ring with the units of a range, which begins at stage `stage` of `tile`. `ready` returns when tokens may be read; weights are
+  // requested before.
+  template <class Ready> SF_DEVICE void fill(const Tile& tile, int stage, Range range, Ready ready) const {
+    const int filled = min(SLOTS, range.end - range.first);
+    Cursor<Tile> at = {tile, stage}, late = at;
+#pragma unroll 1
+    for (int slot = 0; slot < filled; slot++, at.advance()) request_weights(at, slot, slot == 0);
+    ready();
+#pragma unroll 1
+    for (int slot = 0; slot < filled; slot++, late.advance()) request_tokens(late, slot);
+    int slot = 0, parity = 0;
+#pragma unroll 1
+    for (int unit = range.first + filled; unit < range.end; unit++, at.advance()) {
+      barrier_wait(slots.free(slot), parity);
+      request_weights(at, slot, false);
+      request_tokens(at, slot);
+      if (++slot == SLOTS) {
+        slot = 0;
+        parity ^= 1;
+      }
+    }
   }
 
  private:
-  SF_DEVICE static int group_of(int stage, int segment) { return (stage * STAGE_K + segment * SEGMENT) / (CHANNELWISE ? 1 : SF_GROUP); }
+  // Announces all bytes of the stage, its tokens included. The single row of a channelwise weight travels with the first stage.
+  SF_DEVICE void request_weights(const Cursor<Tile>& at, int slot, bool first) const {
+    if (!leader) return;
+    const u32 dst = slots.slot(slot), bar = slots.full(slot);
+    const bool channel_row = CHANNELWISE && first;
+    barrier_expect(bar, ROWS_AT + ROW_KINDS * (SCALE_ROWS + channel_row) * ROW_BYTES);
+    tensor_load(dst + WEIGHTS_AT, from.words, at.stage * (STAGE_BLOCKS * BLOCK_BYTES / 2048), at.tile.word_block(), bar, weight_policy);
+#pragma unroll
+    for (int r = 0; r < SCALE_ROWS; r += SF_SCALE_ROWS) {
+      const int group = (at.stage * STAGE_K + r * SEGMENT) / (CHANNELWISE ? 1 : SF_GROUP);
+      request_rows(at.tile, group, dst + ROWS_AT + r * ROW_BYTES, SCALE_ROWS, bar);
+    }
+    if (channel_row) request_rows(at.tile, 0, slots.shared + CHANNEL_ROWS_AT, 1, bar);
+  }
+
+  // Of scales, and of zero points behind all `rows` of them.
+  SF_DEVICE void request_rows(const Tile& tile, int group, u32 dst, int rows, u32 bar) const {
+    tensor_load(dst, from.scales, tile.scale_block(), tile.scale_row() + group, bar, weight_policy);
+    if (SF_ZEROS) tensor_load(dst + rows * ROW_BYTES, from.zeros, tile.scale_block(), tile.scale_row() + group, bar, weight_policy);
+  }
+
+  SF_DEVICE void request_tokens(const Cursor<Tile>& at, int slot) const {
+    if (leader) tensor_load(slots.slot(slot), from.x, at.tile.token_row(), at.stage * STAGE_BLOCKS, slots.full(slot), token_policy);
+  }
 };

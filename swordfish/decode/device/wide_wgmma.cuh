@@ -45,11 +45,11 @@ struct Products {
     next_units();  // all totals are zero: nothing to rescale
   }
 
-  // One stage. On entry its first batch is dequantised and nothing is in flight; on exit the same holds for the next stage. `refill` runs
-  // beside the first products; `ready` waits for the next slot and says whether there is one; `release` says that this slot has been read.
+  // One stage. On entry its first batch is dequantised and nothing is in flight; on exit the same holds for the next stage. `ready`
+  // waits for the next slot and says whether there is one; `release` says that this slot has been read.
   // After the `last` stage of a tile begin_tile() prepares the next one.
-  template <class Refill, class Ready, class Release>
-  SF_DEVICE void stage(int slot, int next_slot, u32 slot_at, bool last, Refill refill, Ready ready, Release release) {
+  template <class Ready, class Release>
+  SF_DEVICE void stage(int slot, int next_slot, u32 slot_at, bool last, Ready ready, Release release) {
     const u64 tokens = wgmma_descriptor(slot_at);
     bool more = false;
 #pragma unroll
@@ -79,7 +79,6 @@ struct Products {
       if (TILES == 1 && TOKENS > 96) warp_sync();
       load_scale(batch, slot);
       if (tile == 0 && depth + 1 < DEPTHS) load_words(depth + 1, slot);
-      if (batch == SF_REFILL_BATCH) refill();
     }
     wgmma_wait<1>();
     if (!DRAIN) end_segment(BATCHES - 2);

@@ -147,8 +147,8 @@ struct Output {
 extern "C" __global__ void __launch_bounds__(THREADS, SF_MIN_CTAS)
 experts_wide(const __grid_constant__ TensorMap words, const __grid_constant__ TensorMap scales, const __grid_constant__ TensorMap zeros,
              const __grid_constant__ TensorMap x, const u16* bias, void* out, const int* schedule, const int* order, const float* router_weights) {
-  const u32 shared = shared_address(shared_memory);
   const Place p = place();
+  const Slots slots = {shared_address(shared_memory)};
   const Routing routing = {schedule, order, nullptr, nullptr, 0, 0};
 
   if (!SF_EARLY) {
@@ -160,38 +160,47 @@ experts_wide(const __grid_constant__ TensorMap words, const __grid_constant__ Te
     return;
   }
   const BlockTile tile(routing, blockIdx.x);
-  Staging<BlockTile> staging(p, &x, &words, &scales, &zeros, shared, tile, 0);
+  const Range range = {0, STAGES};
 
-  if (threadIdx.x == 0) {
-    for (int slot = 0; slot < SLOTS; slot++) {
-      barrier_init(staging.full_barrier(slot), staging.COPIES);
-      barrier_init(staging.free_barrier(slot), WARPS);
+  if (p.warp >= WARPS) {
+    give_registers<SF_PRODUCER_REGISTERS>();
+    const Producer<BlockTile> producer({words, scales, zeros, x}, slots, p.lane, tile);
+    if (p.warp == WARPS) {
+      producer.prefetch_maps();
+      if (p.lane == 0) {
+        slots.init();
+        fence_barrier_init();
+      }
+      warp_sync();
+      producer.fill(tile, 0, range, [] {
+        cta_sync();
+        if (SF_EARLY) wait_for_previous_kernel();  // only tokens depend on it
+      });
+    } else {
+      cta_sync();
     }
-    fence_barrier_init();
+    return;
   }
-  if (p.lane == 0 && p.warp < staging.COPIES) prefetch_tensor_map(staging.map);
+  take_registers<SF_REGISTERS>();
   cta_sync();
-
-  const u32 row_bytes = staging.fill_channel_rows(&scales, &zeros);
-  if (SF_EARLY && p.warp == 0) wait_for_previous_kernel();  // only tokens depend on it
-#pragma unroll 1
-  for (int i = 0; i < min(SLOTS, STAGES); i++) staging.fill(true, i, i == 0 ? row_bytes : 0);
-  if (SF_EARLY && p.warp > 0) wait_for_previous_kernel();
-  if (SF_EARLY) launch_dependents();
-  for (int row = threadIdx.x; (SF_ROUTER || !SF_GATED) && row < tile.at.rows(); row += THREADS) {
+  if (SF_EARLY) {
+    wait_for_previous_kernel();
+    launch_dependents();
+  }
+  for (int row = threadIdx.x; (SF_ROUTER || !SF_GATED) && row < tile.at.rows(); row += 32 * WARPS) {
     const int pair = routing.pair(tile.at.start() + row);
     row_at(row) = {pair, SF_ROUTER ? router_weights[pair] : 1.0f};
   }
 
-  Products products(p, shared);
+  Products products(p, slots.shared);
   const u32 channel_row = products.row_at - ROWS_AT + CHANNEL_ROWS_AT;
-  barrier_wait(staging.full_barrier(0), 0);
+  barrier_wait(slots.full(0), 0);
   products.begin_tile(0, channel_row);
 
   Position ring;
   int unit = 0;
-  multiply_units(products, staging, p, shared, ring, {0, STAGES}, unit, STAGES);
+  multiply_units(products, slots, p.lane, ring, range, unit, STAGES);
   products.sums.finish(channel_row);
-  cta_sync();  // rows
+  multipliers_sync();  // rows
   Output(p, out, tile, bias).store_all(products.sums.total);
 }
