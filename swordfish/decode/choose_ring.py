@@ -89,6 +89,10 @@ def _a_tile_per_sm(
     # 10.9 on 8192 x 8192).
     unit, units = _unit(k, scheme)
     split = min(2, units)
+    if 1024 <= k <= SHORT_K and scheme.bits == 4 and not gather:
+        # 5.0, 5.3 and 5.6 us at 1, 2 and 4 rows on 4096 x 6144, units of 4 KB in two slots 5.0, 5.7 and 5.8;
+        # and 1.5 less behind 14336 x 4096 in a chain.
+        return [RingConfig(rows, 1, 1, 8, 3, 2, min_ctas=2)], "K split over 2 CTAs, two on an SM"
     halves = RingConfig(rows, 1, unit, max(1, min(8, units // split)), 2, split, min_ctas=2)
     whole = RingConfig(rows, 1, unit, min(16, units), 2)
     wanted = [halves, whole]
@@ -122,8 +126,14 @@ def _few_tiles(
             return [RingConfig(rows, 1, 1, min(16, _units(k, 1)), 2)], "one on an SM"
         warps = max(1, min(12, _units(k, 1) // split))
         return [RingConfig(rows, 1, 1, warps, 2, split)], reason
-    # x takes room in shared memory: 9.7 us on 14336 x 4096 with 12 warps, 10.1 with 16; two rows 10.4 with 8.
-    most = 16 if not gather else 12 if rows == 1 else 8
+    if gather:
+        # x takes room in shared memory: 9.7 us on 14336 x 4096 with 12 warps, 10.1 with 16; two rows 10.4
+        # with 8.
+        most = 12 if rows == 1 else 8
+    else:
+        # Where a warp has many units, fewer warps: 8.7 and 8.9 at 1 and 2 rows on 14336 x 4096, 16 warps 8.9
+        # and 9.4.
+        most = 12 if rows <= 2 and scheme.bits == 4 and units > 32 * split else 16
     wanted = [RingConfig(rows, 1, unit, max(1, min(most, units // split)), 2, split)]
     if 2 * split <= MAX_SPLIT and k <= SHORT_K and units >= 8 * split:
         wanted[:0] = _short_k(rows, unit, units, 2 * split, scheme, gather)
