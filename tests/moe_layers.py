@@ -9,10 +9,16 @@ from typing import Any
 import torch
 
 import swordfish as sf
+from swordfish.emulator import Report
+from swordfish.emulator import run as emulate
 from swordfish.experts import ACTIVATIONS, Activation, ExpertWeights, plan_layer
+from swordfish.experts.grouped import ExpertGrouped
+from swordfish.experts.kernels import Product
 from swordfish.experts.layer import layer_sources
+from swordfish.experts.routing import sort_pairs
 from swordfish.runtime.device import device_props
-from swordfish.runtime.registry import compile_many
+from swordfish.runtime.launch import _for_emulator
+from swordfish.runtime.registry import compile_many, get_artifact
 from tests.backends import exact, quantised
 from tests.prefill_cases import config_of
 
@@ -122,6 +128,44 @@ def routing(
     chances = torch.arange(1, experts + 1).double() ** -skew
     ids = torch.multinomial(chances.expand(tokens, -1), top_k, generator=g).int()
     return torch.rand(tokens, top_k, generator=g), ids
+
+
+class GroupedProblem:
+    """One product of a layer's experts on the grouped kernel, to be run with changed PTX.
+
+    ``x`` and the rows of ``out`` behind the pairs hold ``marker`` where there is nothing to read or write.
+    """
+
+    def __init__(
+        self, config: ExpertGrouped, w: ExpertWeights, weights: torch.Tensor, ids: torch.Tensor
+    ) -> None:
+        self.marker, spare = -77.0, 2 * config.block_rows
+        activation = ACTIVATIONS["silu"] if w.gated else None
+        product = Product.of(w, False, False, activation, router=True, in_order=True, early=True)
+        with sf.emulate("sm_100a"):
+            routing = sort_pairs(ids, None, w.experts, config.block_rows, "sm_100a")
+        assert routing.schedule is not None and routing.order is not None
+        here = int(routing.schedule[1])
+        self.order = routing.order[:here].long()
+        x = torch.full((routing.pairs, -(-w.packed_k // 64) * 64), self.marker, dtype=w.dtype)
+        x[:here] = torch.randn(here, x.shape[1], generator=torch.Generator().manual_seed(1)).to(w.dtype)
+        columns, dtype = (w.padded_n // 2, w.dtype) if w.gated else (w.padded_n, torch.float32)
+        self.out = torch.full((routing.pairs + spare, columns), self.marker, dtype=dtype)
+        self.artifact = get_artifact(config.source(product), "sm_100a")
+        self.launch = config.launch_config(product, routing.blocks)
+        self.args = [_for_emulator(a) for a in config.arguments(w, x, weights, routing, self.out)]
+
+    @property
+    def written(self) -> torch.Tensor:
+        """Numbers of the rows that a run has written, as a whole."""
+        touched = self.out != self.marker
+        assert torch.equal(touched.any(dim=1), touched.all(dim=1))
+        return touched.all(dim=1).nonzero().flatten()
+
+    def run(self, ptx: str, seed: int = 0, **options: Any) -> Report:
+        self.out.fill_(self.marker)
+        entry = self.artifact.metadata.entry
+        return emulate(ptx, entry, self.args, self.launch, arch="sm_100a", seed=seed, **options)
 
 
 def compile_ahead(made: list[MoeLayer], tokens: list[int], top_k: int) -> None:

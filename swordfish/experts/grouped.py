@@ -3,6 +3,7 @@ on the prefill collective."""
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -56,7 +57,7 @@ class ExpertGrouped:
 
     def tile(self, scheme: Scheme) -> PrefillConfig:
         """The collective for weights of a scheme; it does not know of their order of rows."""
-        return PrefillConfig(replace(scheme, act_order=False), self.tokens, self.ctas, grouped=True)
+        return _tile(scheme, self.tokens, self.ctas)
 
     def check(self, scheme: Scheme, k: int, props: DeviceProps) -> None:
         """Raises ``ArgumentError`` when the configuration does not fit the device or the scheme."""
@@ -118,3 +119,8 @@ class ExpertGrouped:
 
     def _row_tiles(self, n: int) -> int:
         return -(-n // (TILE_ROWS * self.ctas))
+
+
+@functools.lru_cache(maxsize=1024)
+def _tile(scheme: Scheme, tokens: int, ctas: int) -> PrefillConfig:
+    return PrefillConfig(replace(scheme, act_order=False), tokens, ctas, grouped=True)

@@ -45,7 +45,8 @@ def moe(
 
     Returns:
         ``[M, N]``. Sums are fp32 in a fixed order and rounded after the activation and at the end; where the
-        rows of all pairs would exceed the L2, these are rounded, too.
+        rows of all pairs would exceed the L2, these are rounded, too. Many rows an expert on tcgen05
+        multiply weights rounded to 16 bits, like the prefill kernels of :func:`swordfish.mm`.
         Pairs whose id is negative, beyond the experts or mapped to -1 add nothing; a token with no expert
         here gets zeros.
 
