@@ -14,7 +14,7 @@ from swordfish.calls import Call, DecodeCall
 from swordfish.decode import DecodeConfig, choose, gather_source
 from swordfish.dense import DequantConfig, dense_mm
 from swordfish.errors import ArgumentError
-from swordfish.packed import PackedWeight
+from swordfish.packed import CallKey, PackedWeight
 from swordfish.paths import PATHS, choose_path
 from swordfish.prefill import PrefillConfig, choose_prefill, launch_prefill, reduce_source
 from swordfish.prefill import source as prefill_source
@@ -23,7 +23,7 @@ from swordfish.runtime.arguments import CPU_DEVICE
 from swordfish.runtime.backend import active_emulation
 from swordfish.runtime.device import DeviceProps, device_props
 from swordfish.runtime.registry import Source
-from swordfish.scheme import Scheme, ZeroKind
+from swordfish.scheme import Scheme
 from swordfish.tune.table import device_table
 
 if TYPE_CHECKING:
@@ -219,35 +219,20 @@ def props_of(device: torch.device) -> DeviceProps | None:
 def call_for(m: int, w: PackedWeight, bias: bool) -> Call:
     """The plan for ``m`` rows of ``w``, ready to call; its kernels are compiled or read from the cache at the
     first call of its kind."""
-    wishes, s = overrides(), w.scheme
+    wishes = overrides()
     device: int | str | None = w.words.get_device()
     if device == CPU_DEVICE:
         emulation = active_emulation()
         device = None if emulation is None else emulation.arch
     if wishes.log:
         _log(m, w)
-    k, n = w.shape
-    return _call(
-        m, k, n, w.packed_k, s.bits, s.group_size, s.dtype, s.zeros, s.act_order, bias, device, wishes
-    )
+    return _call(m, w.call_key, bias, device, wishes)
 
 
 @functools.lru_cache(maxsize=_CALLS_KEPT)
-def _call(
-    m: int,
-    k: int,
-    n: int,
-    packed_k: int,
-    bits: int,
-    group_size: int,
-    dtype: str,
-    zeros: ZeroKind,
-    act_order: bool,
-    bias: bool,
-    device: int | str | None,
-    wishes: Overrides,
-) -> Call:
+def _call(m: int, key: CallKey, bias: bool, device: int | str | None, wishes: Overrides) -> Call:
     """By plain values, whose hashes cost nothing, and the device's index, not its properties."""
+    k, n, packed_k, bits, group_size, dtype, zeros, act_order = key
     if device is None:
         return reference_mm
     props = DeviceProps.for_target(device) if isinstance(device, str) else device_props(device)

@@ -9,7 +9,7 @@ import torch
 
 from swordfish.errors import ArgumentError, ArgumentTypeError
 from swordfish.layouts.packing import BLOCK, packed_shape
-from swordfish.matmul import mm
+from swordfish.matmul import activation, mm
 from swordfish.packed import FORMAT_VERSION, PackedWeight
 from swordfish.packed_module import PackedModule
 from swordfish.scheme import Scheme
@@ -101,7 +101,23 @@ class Linear(PackedModule):
         return cached
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return mm(x, self.weight)
+        if not torch.compiler.is_compiling():
+            return mm(x, self.weight)
+        # Every attribute looked at here is a guard that is checked at every call of the compiled graph.
+        k, s = self.in_features, self.scheme
+        result: torch.Tensor = torch.ops.swordfish.mm(
+            activation(x, self.scale_rows, k),
+            self.words,
+            self.scale_rows,
+            self.zero_rows,
+            self.perm,
+            self.bias,
+            k,
+            self.out_features,
+            s.group_size,
+            s.zeros == "offset",
+        )
+        return result
 
     def extra_repr(self) -> str:
         return repr(self.weight)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import torch
 
 from swordfish.errors import ArgumentError, ArgumentTypeError
-from swordfish.operators import multiply, operands, rows
+from swordfish.operators import is_plain, multiply, operands, rows
 from swordfish.packed import PackedWeight
 
-__all__ = ["is_plain", "mm"]
-
-_C = torch._C
+__all__ = ["activation", "mm"]
 
 
 def mm(
@@ -46,7 +44,7 @@ def mm(
         raise ArgumentTypeError(
             "w", type(w).__name__, "a PackedWeight; see swordfish.pack and swordfish.from_gptq"
         )
-    x = _activation(x, w)
+    x = activation(x, w.scale_rows, w.shape[0])
     bias = _bias(bias, w)
     if out is not None:
         _check_out(out, (*x.shape[:-1], w.shape[1]), w, x)
@@ -78,36 +76,29 @@ def _quick(x: torch.Tensor, w: PackedWeight) -> bool:
     )
 
 
-def is_plain(x: torch.Tensor) -> bool:
-    """Nothing but the kernel has to see this call: no tracing, tensor subclass, mode or function transform.
-    torch's dispatcher would find out the same for a third of the host time of a call."""
-    return (
-        type(x) is torch.Tensor
-        and not torch.compiler.is_compiling()
-        and _C._len_torch_dispatch_stack() == 0
-        and not _C._functorch.is_functorch_wrapped_tensor(x)
-        and not x.is_meta
-    )
+def activation(x: torch.Tensor, scale_rows: torch.Tensor, k: int) -> torch.Tensor:
+    """x for a weight of ``k`` rows with these scales, checked; cast to their dtype under autocast.
 
-
-def _activation(x: torch.Tensor, w: PackedWeight) -> torch.Tensor:
-    """x, checked; cast to the dtype of the weight under autocast."""
+    Raises:
+        ArgumentError, ArgumentTypeError: what :func:`mm` says about x.
+    """
+    dtype = scale_rows.dtype
     if not isinstance(x, torch.Tensor):
         raise ArgumentTypeError("x", type(x).__name__, "a torch.Tensor")
-    if x.dtype is not w.scale_rows.dtype:
+    if x.dtype is not dtype:
         if not x.is_floating_point() or not torch.is_autocast_enabled(x.device.type):
             raise ArgumentTypeError(
                 "x.dtype",
                 x.dtype,
-                f"{w.dtype}, for which the weight was packed",
+                f"{dtype}, for which the weight was packed",
                 "Cast x, or pack the weight for this dtype.",
             )
-        x = x.to(w.dtype)
+        x = x.to(dtype)
     shape = x.shape
-    if not shape or shape[-1] != w.shape[0]:
-        raise ArgumentError("x.shape", tuple(shape), f"[..., K={w.shape[0]}]")
-    if x.device != w.words.device:
-        raise ArgumentError("x.device", x.device, f"{w.device}, where the weight is")
+    if not shape or shape[-1] != k:
+        raise ArgumentError("x.shape", tuple(shape), f"[..., K={k}]")
+    if x.device != scale_rows.device:
+        raise ArgumentError("x.device", x.device, f"{scale_rows.device}, where the weight is")
     return x
 
 

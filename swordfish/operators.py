@@ -26,8 +26,9 @@ from swordfish.runtime import torch_cuda
 from swordfish.scheme import DTYPES, Scheme, ZeroKind
 from swordfish.weights import dequantize
 
-__all__ = ["Operands", "define", "multiply", "operands", "rows", "scheme_of"]
+__all__ = ["Operands", "define", "is_plain", "multiply", "operands", "rows", "scheme_of"]
 
+_C = torch._C
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _BITS = {512: 4, 1024: 8}  # by words of a block
 
@@ -92,6 +93,18 @@ def _storable(out: torch.Tensor) -> bool:
     return out.data_ptr() % (2 * elements) == 0 and (m == 1 or out.stride(0) % elements == 0)
 
 
+def is_plain(x: torch.Tensor) -> bool:
+    """Nothing but the kernel has to see this call: no tracing, tensor subclass, mode or function transform.
+    torch's dispatcher would find out the same for a third of the host time of a call."""
+    return (
+        type(x) is torch.Tensor
+        and not torch.compiler.is_compiling()
+        and _C._len_torch_dispatch_stack() == 0
+        and not _C._functorch.is_functorch_wrapped_tensor(x)
+        and not x.is_meta
+    )
+
+
 def _weight(
     words: torch.Tensor,
     scale_rows: torch.Tensor,
@@ -102,7 +115,7 @@ def _weight(
     group_size: int,
     offset: bool,
 ) -> PackedWeight:
-    scheme = _scheme(
+    template = _template(
         words.shape,
         words.dtype,
         scale_rows.shape,
@@ -114,7 +127,7 @@ def _weight(
         group_size,
         offset,
     )
-    return PackedWeight.unchecked(words, scale_rows, zero_rows, perm, None, scheme, (k, n))
+    return template.unchecked(words, scale_rows, zero_rows, perm)
 
 
 def scheme_of(
@@ -134,7 +147,7 @@ def scheme_of(
 
 
 @functools.lru_cache(maxsize=1024)
-def _scheme(
+def _template(
     words: torch.Size,
     words_dtype: torch.dtype,
     scales: torch.Size,
@@ -145,8 +158,8 @@ def _scheme(
     n: int,
     group_size: int,
     offset: bool,
-) -> Scheme:
-    """The scheme of a weight of such tensors, checked by the constructor on tensors without memory."""
+) -> PackedWeight:
+    """A weight of such tensors, without memory, checked by the constructor."""
     scheme = scheme_of(
         words, dtype, group_size, zeros=zeros is not None, offset=offset, act_order=perm is not None
     )
@@ -154,7 +167,7 @@ def _scheme(
     def like(shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
 
-    PackedWeight(
+    return PackedWeight(
         like(words, words_dtype),
         like(scales, dtype),
         None if zeros is None else like(*zeros),
@@ -163,17 +176,18 @@ def _scheme(
         scheme,
         (k, n),
     )
-    return scheme
 
 
 def _check(x: torch.Tensor, w: PackedWeight, bias: torch.Tensor | None) -> None:
     """For callers of the operators; :func:`swordfish.mm` has better words for the same."""
     k, n = w.shape
-    if x.dtype != w.dtype:
+    if x.dtype is not w.scale_rows.dtype:
         raise ArgumentTypeError("x.dtype", x.dtype, str(w.dtype))
-    if x.ndim < 1 or x.shape[-1] != k:
-        raise ArgumentError("x.shape", tuple(x.shape), f"[..., K={k}]")
-    if x.device != w.device:
+    shape = x.shape
+    if not shape or shape[-1] != k:
+        raise ArgumentError("x.shape", tuple(shape), f"[..., K={k}]")
+    device = x.get_device()
+    if device != w.words.get_device() or (device < 0 and x.device != w.words.device):
         raise ArgumentError("x.device", x.device, f"{w.device}, where the weight is")
     if bias is not None and (bias.shape != (n,) or bias.dtype != w.dtype or not bias.is_contiguous()):
         raise ArgumentError("bias", f"{tuple(bias.shape)} {bias.dtype}", f"a contiguous ({n},) {w.dtype}")
@@ -191,6 +205,45 @@ def _mm(
     w = _weight(words, scale_rows, zero_rows, perm, *scheme)
     _check(x, w, bias)
     return multiply(x, w, bias)
+
+
+def _direct(dispatched: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """``swordfish::mm`` as compiled and exported graphs call it, straight to the kernels when nothing else
+    has to see the call: no gradient, mode, function transform or tensor subclass. Otherwise ``dispatched``,
+    the way through torch's dispatcher, which hands ten arguments to Python for half of the host time of a
+    call."""
+
+    def mm(
+        x: torch.Tensor,
+        words: torch.Tensor,
+        scale_rows: torch.Tensor,
+        zero_rows: torch.Tensor | None,
+        perm: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        k: int,
+        n: int,
+        group_size: int,
+        offset: bool,
+    ) -> torch.Tensor:
+        if (
+            torch.is_grad_enabled()
+            or _C._len_torch_dispatch_stack()
+            or _C._len_torch_function_stack()
+            or _C._functorch.peek_interpreter_stack() is not None
+            or type(x) is not torch.Tensor
+            or type(words) is not torch.Tensor
+            or type(scale_rows) is not torch.Tensor
+            or (zero_rows is not None and type(zero_rows) is not torch.Tensor)
+            or (perm is not None and type(perm) is not torch.Tensor)
+            or (bias is not None and type(bias) is not torch.Tensor)
+            or x.is_meta
+        ):
+            return dispatched(x, words, scale_rows, zero_rows, perm, bias, k, n, group_size, offset)
+        w = _weight(words, scale_rows, zero_rows, perm, k, n, group_size, offset)
+        _check(x, w, bias)
+        return multiply(x, w, bias)
+
+    return mm
 
 
 def _mm_out(x: torch.Tensor, *rest: Any, out: torch.Tensor) -> None:
@@ -266,4 +319,14 @@ def _register() -> torch.library.Library:
     return found
 
 
+def _shorten(overload: Any) -> None:
+    """Graphs call the overload, a Python object that holds torch's own function: put :func:`_direct` before
+    it. A torch that keeps it elsewhere goes on as before. This comes before anybody hashes the overload,
+    whose hash is the function's."""
+    dispatched = getattr(overload, "_op", None)
+    if callable(dispatched):
+        overload._op = _direct(dispatched)
+
+
 _library = _register()
+_shorten(torch.ops.swordfish.mm.default)

@@ -6,19 +6,23 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeAlias
 
 import torch
 
 from swordfish.errors import ArgumentError, ArgumentTypeError
 from swordfish.layouts.packing import BLOCK, pack_words, packed_shape, unpack_words
-from swordfish.scheme import CHANNELWISE, Scheme
+from swordfish.scheme import CHANNELWISE, Scheme, ZeroKind
 
-__all__ = ["FORMAT", "FORMAT_VERSION", "Expected", "PackedWeight", "check_tensors", "pad_columns"]
+__all__ = ["FORMAT", "FORMAT_VERSION", "CallKey", "Expected", "PackedWeight", "check_tensors", "pad_columns"]
 
 FORMAT = "swordfish.packed_weight"
 FORMAT_VERSION = "1"
+
+CallKey: TypeAlias = "tuple[int, int, int, int, int, str, ZeroKind, bool]"
+"""``k, n, packed_k, bits, group_size, dtype, zeros, act_order``: hashed at every call, much faster than a
+scheme and a shape."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -33,6 +37,7 @@ class PackedWeight:
     ``bias``       ``[N]`` in ``dtype``, or ``None``
     ``scheme``     how codes become values
     ``shape``      ``(K, N)``
+    ``call_key``   all of this that a plan depends on, as plain values
     ============== ==================================================================================
 
     ``R`` (:attr:`packed_k`) is K unless groups of unequal size had to be padded. All tensors are contiguous
@@ -46,9 +51,13 @@ class PackedWeight:
     bias: torch.Tensor | None
     scheme: Scheme
     shape: tuple[int, int]
+    call_key: CallKey = field(init=False)
 
     def __post_init__(self) -> None:
-        _, n = self.shape
+        k, n = self.shape
+        s = self.scheme
+        key = (k, n, self.packed_k, s.bits, s.group_size, s.dtype, s.zeros, s.act_order)
+        object.__setattr__(self, "call_key", key)
         groups = (self.scheme.groups(self.packed_k), -(-n // BLOCK) * BLOCK)
         dtype = self.scheme.torch_dtype
         expected: list[Expected] = [
@@ -123,29 +132,27 @@ class PackedWeight:
             shape,
         )
 
-    @classmethod
     def unchecked(
-        cls,
+        self,
         words: torch.Tensor,
         scale_rows: torch.Tensor,
         zero_rows: torch.Tensor | None,
         perm: torch.Tensor | None,
-        bias: torch.Tensor | None,
-        scheme: Scheme,
-        shape: tuple[int, int],
     ) -> PackedWeight:
-        """The constructor without its checks, for tensors whose shapes and dtypes have been checked: a tenth
-        of the time, which a call of a few microseconds notices."""
-        weight: PackedWeight = object.__new__(cls)
-        weight.__dict__.update(
-            words=words,
-            scale_rows=scale_rows,
-            zero_rows=zero_rows,
-            perm=perm,
-            bias=bias,
-            scheme=scheme,
-            shape=shape,
-        )
+        """This weight with other tensors and no bias, for tensors whose shapes and dtypes are known to be
+        those of this one: a tenth of the constructor's time, which a call of a few microseconds notices."""
+        weight: PackedWeight = object.__new__(PackedWeight)
+        fields = {
+            "words": words,
+            "scale_rows": scale_rows,
+            "zero_rows": zero_rows,
+            "perm": perm,
+            "bias": None,
+            "scheme": self.scheme,
+            "shape": self.shape,
+            "call_key": self.call_key,
+        }
+        object.__setattr__(weight, "__dict__", fields)  # at once: the class is frozen
         return weight
 
     def to(

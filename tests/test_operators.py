@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import swordfish as sf
 from swordfish.operators import operands
@@ -82,6 +84,105 @@ def test_one_graph_serves_every_number_of_rows() -> None:
     assert counter.frame_count <= 3, "torch itself makes graphs of their own for 0 and 1"
 
 
+def dispatched(call: Callable[[], object]) -> int:
+    """How often ``swordfish::mm`` went through torch's dispatcher, which profilers see."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        call()
+    return sum(event.name == "swordfish::mm" for event in profile.events())
+
+
+def test_graphs_go_straight_to_the_kernels() -> None:
+    """Half of the host time of a call inside a graph is the dispatcher's."""
+    layer = sf.Linear(weight("bias"))
+    x = tokens(layer.weight, 3)
+    y = layer(x)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    exported = torch.export.export(layer, (x,)).module()
+    with torch.no_grad():
+        for model in (compiled, exported):
+            model(x)
+            assert dispatched(lambda model=model: model(x)) == 0
+            assert torch.equal(model(x), y)
+    assert dispatched(lambda: OPERATORS.mm(*arguments(x, layer.weight))) == 1
+
+
+class Seen(TorchDispatchMode):
+    """Counts the calls of ``swordfish::mm``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls += func is OPERATORS.mm.default
+        return func(*args, **(kwargs or {}))
+
+
+class SeenFunctions(TorchFunctionMode):
+    """The same one level above."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls += func is OPERATORS.mm.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mode", [Seen, SeenFunctions])
+def test_modes_see_the_operator_of_graphs(mode: Any) -> None:
+    w = weight("bias")
+    x = tokens(w, 2)
+    with torch.no_grad(), mode() as seen:
+        y = OPERATORS.mm.default(*arguments(x, w))
+    assert seen.calls == 1 and torch.equal(y, sf.mm(x, w))
+
+
+@pytest.mark.parametrize("index", [0, 1, 2, 3, 4, 5])
+def test_tensor_subclasses_see_the_operator_of_graphs(index: int) -> None:
+    w = quantised(K, N, group_size=32, act_order=True, zeros="integer", bias=True)
+    given = list(arguments(tokens(w, 2), w))
+    given[index] = given[index].as_subclass(Marked)
+    with torch.no_grad():
+        y = OPERATORS.mm.default(*given)
+    assert type(y) is Marked and torch.equal(y.as_subclass(torch.Tensor), sf.mm(tokens(w, 2), w))
+
+
+class Marked(torch.Tensor):
+    """What comes of it is marked, too: the rule of ``__torch_function__``."""
+
+
+def test_the_operator_of_graphs_has_gradients_transforms_and_fake_results() -> None:
+    w = weight("bias")
+    x = tokens(w, 3).requires_grad_()
+    OPERATORS.mm.default(*arguments(x, w)).sum().backward()
+    y = tokens(w, 3).requires_grad_()
+    sf.mm(y, w).sum().backward()
+    assert x.grad is not None and y.grad is not None and torch.equal(x.grad, y.grad)
+    with torch.no_grad():
+        meta = OPERATORS.mm.default(*arguments(x.to("meta"), w.to("meta")))
+        assert meta.is_meta and meta.shape == (3, N)
+        with FakeTensorMode() as mode:
+            fake = fake_weight(w, mode)
+            assert OPERATORS.mm.default(*arguments(mode.from_tensor(x), fake)).shape == (3, N)
+        rows = tokens(w, 2, 3)
+        batched = torch.func.vmap(lambda x: OPERATORS.mm.default(*arguments(x, w)))(rows)
+        assert torch.equal(batched, sf.mm(rows, w))
+
+
+def test_compiled_modules_follow_their_buffers_and_keep_nothing() -> None:
+    layer, other = sf.Linear(weight("int4")), quantised(K, N, group_size=64, seed=9)
+    x = tokens(other, 4)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    before = compiled(x)
+    assert "_weight" not in layer.__dict__, "made anew at every call of the graph otherwise"
+    layer.words, layer.scale_rows = other.words, other.scale_rows
+    assert torch.equal(compiled(x), sf.mm(x, other)) and not torch.equal(compiled(x), before)
+    with pytest.raises(sf.ArgumentError, match=r"x.shape=\(4, 64\)"):
+        torch.compile(layer, backend="aot_eager")(x[:, :64])
+
+
 @pytest.mark.parametrize("kind", WEIGHTS)
 def test_compiled_modules(kind: str) -> None:
     layer = sf.Linear(weight(kind))
@@ -130,11 +231,12 @@ def test_out_and_gradients_inside_a_compiled_function() -> None:
 
 def test_autocast_inside_a_compiled_function() -> None:
     w = weight("int4")
-    compiled = torch.compile(lambda x: sf.mm(x, w), fullgraph=True, backend="aot_eager")
     x = torch.randn(3, K)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        y = compiled(x)
-    assert y.dtype == torch.bfloat16 and torch.equal(y, sf.mm(x.bfloat16(), w))
+    for function in (lambda x: sf.mm(x, w), sf.Linear(w)):
+        compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = compiled(x)
+        assert y.dtype == torch.bfloat16 and torch.equal(y, sf.mm(x.bfloat16(), w))
 
 
 @pytest.mark.parametrize("kind", WEIGHTS)
@@ -215,6 +317,8 @@ def test_bad_input_of_the_operator_is_named(case: str) -> None:
     w = weight("int4")
     with pytest.raises((sf.ArgumentError, sf.ArgumentTypeError), match=message):
         OPERATORS.mm(*change(list(arguments(tokens(w, 2), w))))
+    with torch.no_grad(), pytest.raises((sf.ArgumentError, sf.ArgumentTypeError), match=message):
+        OPERATORS.mm.default(*change(list(arguments(tokens(w, 2), w))))
 
 
 def test_bad_out_of_the_operator_is_named() -> None:

@@ -10,7 +10,7 @@ from swordfish.experts.activation import Activation, activation_of
 from swordfish.experts.choose import ExpertPlan, plan_experts
 from swordfish.experts.operators import layer_shape, operands, run_layer
 from swordfish.experts.weights import ExpertWeights
-from swordfish.matmul import is_plain
+from swordfish.operators import is_plain
 
 __all__ = ["check_map_values", "check_weights", "moe", "plan_layer"]
 

@@ -1,0 +1,25 @@
+"""The benchmark of host times, with nothing launched."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench import host_time
+from swordfish import operators
+
+
+def test_every_way_to_call_is_timed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in (("CALLS", 10), ("LOOPS", 1), ("LAYERS", 2)):
+        monkeypatch.setattr(host_time, name, value)
+    rows = operators.rows
+    assert host_time.main(["--stub", "--size", "64"]) == 0
+    assert operators.rows is rows
+    lines = [line.split("|") for line in capsys.readouterr().out.splitlines()[2:]]
+    assert len({line[1] for line in lines}) == 7 and all(float(line[2]) > 0 for line in lines)
+
+
+def test_nothing_to_time_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert host_time.main([]) == 2
