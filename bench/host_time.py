@@ -1,8 +1,8 @@
 """What a call costs the CPU before it returns: ``python -m bench.host_time``.
 
 Microseconds of one call with one row, the best of several loops; the device is waited for between loops, not
-between calls. ``--stub`` needs no GPU: a call ends where it would look for a kernel, and what is left is the
-cost of Python and torch around it.
+between calls. ``--stub`` needs no GPU: on the CPU, with plan and launch left out, what Python and torch cost
+around them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from unittest import mock
 import torch
 
 import swordfish as sf
-from swordfish import matmul, operators
+from swordfish import dispatch, operators
+from swordfish.calls import DecodeCall
 from swordfish.scheme import Scheme
 from swordfish.tune.operands import random_weight
 
@@ -67,21 +68,26 @@ def measure(size: int, device: torch.device) -> dict[str, float]:
     return found
 
 
-def _stub(x: torch.Tensor, w: sf.PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
-    return x.new_empty(x.shape[0], w.shape[1])
+class _Nothing(DecodeCall):
+    """A plan whose launch does nothing."""
+
+    def __init__(self) -> None: ...
+
+    def launch(self, *arguments: Any) -> None: ...
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints a table; returns 2 without a CUDA device, unless calls are stubs."""
     parser = argparse.ArgumentParser(prog="python -m bench.host_time", description=__doc__.split("\n")[0])
     parser.add_argument("--size", type=int, default=4096, help="K and N (default 4096)")
-    parser.add_argument("--stub", action="store_true", help="on the CPU, with nothing launched")
+    parser.add_argument("--stub", action="store_true", help="on the CPU, nothing planned and launched")
     options = parser.parse_args(argv)
+    nothing = _Nothing()
     with contextlib.ExitStack() as stubs:
         if options.stub:
             device = torch.device("cpu")
-            for module in (operators, matmul):
-                stubs.enter_context(mock.patch.object(module, "rows", _stub))
+            for module in (operators, dispatch):
+                stubs.enter_context(mock.patch.object(module, "planned", lambda *_: nothing))
         elif torch.cuda.is_available():
             device = torch.device("cuda", torch.cuda.current_device())
         else:

@@ -42,6 +42,19 @@ class DecodeCall:
     def __call__(
         self, x: torch.Tensor, w: PackedWeight, bias: torch.Tensor | None, out: torch.Tensor
     ) -> None:
-        tokens = packed_tokens(x, w.perm if self._permutes else None, self._k, self._arch)
-        arguments = self._arguments(w.words, w.scale_rows, w.zero_rows, tokens, w.perm, bias, out)
+        self.launch(x, w.words, w.scale_rows, w.zero_rows, w.perm, bias, out)
+
+    def launch(
+        self,
+        x: torch.Tensor,
+        words: torch.Tensor,
+        scale_rows: torch.Tensor,
+        zero_rows: torch.Tensor | None,
+        perm: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        out: torch.Tensor,
+    ) -> None:
+        """The call, with the weight as its tensors."""
+        tokens = packed_tokens(x, perm if self._permutes else None, self._k, self._arch)
+        arguments = self._arguments(words, scale_rows, zero_rows, tokens, perm, bias, out)
         self._launch.again(out.get_device(), arguments)

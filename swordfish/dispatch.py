@@ -40,6 +40,7 @@ __all__ = [
     "forget_plans",
     "overrides",
     "plan",
+    "planned",
     "props_of",
     "sources_for",
 ]
@@ -220,13 +221,18 @@ def call_for(m: int, w: PackedWeight, bias: bool) -> Call:
     """The plan for ``m`` rows of ``w``, ready to call; its kernels are compiled or read from the cache at the
     first call of its kind."""
     wishes = overrides()
-    device: int | str | None = w.words.get_device()
-    if device == CPU_DEVICE:
-        emulation = active_emulation()
-        device = None if emulation is None else emulation.arch
     if wishes.log:
         _log(m, w)
-    return _call(m, w.call_key, bias, device, wishes)
+    return planned(m, w.call_key, bias, w.words.get_device(), wishes)
+
+
+def planned(m: int, key: CallKey, bias: bool, device: int, wishes: Overrides) -> Call:
+    """The same for what is known about a weight, on the CUDA device of this index or the CPU
+    (:data:`~swordfish.runtime.arguments.CPU_DEVICE`)."""
+    if device != CPU_DEVICE:
+        return _call(m, key, bias, device, wishes)
+    emulation = active_emulation()
+    return _call(m, key, bias, None if emulation is None else emulation.arch, wishes)
 
 
 @functools.lru_cache(maxsize=_CALLS_KEPT)

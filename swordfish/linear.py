@@ -103,15 +103,17 @@ class Linear(PackedModule):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not torch.compiler.is_compiling():
             return mm(x, self.weight)
-        # Every attribute looked at here is a guard that is checked at every call of the compiled graph.
+        # Everything looked at here is a guard that is checked at every call of the compiled graph; as
+        # attributes buffers would be three each.
         k, s = self.in_features, self.scheme
+        buffers: dict[str, Any] = self._buffers
         result: torch.Tensor = torch.ops.swordfish.mm(
-            activation(x, self.scale_rows, k),
-            self.words,
-            self.scale_rows,
-            self.zero_rows,
-            self.perm,
-            self.bias,
+            activation(x, buffers["scale_rows"], k),
+            buffers["words"],
+            buffers["scale_rows"],
+            buffers["zero_rows"],
+            buffers["perm"],
+            buffers["bias"],
             k,
             self.out_features,
             s.group_size,

@@ -19,7 +19,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from swordfish.dispatch import call_for
+from swordfish.calls import DecodeCall
+from swordfish.dispatch import call_for, overrides, planned
 from swordfish.errors import ArgumentError, ArgumentTypeError
 from swordfish.packed import PackedWeight
 from swordfish.runtime import torch_cuda
@@ -46,15 +47,19 @@ def operands(w: PackedWeight) -> Operands:
 
 def rows(x: torch.Tensor, w: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
     """:func:`multiply` for ``x[M, K]`` into a new tensor."""
-    m, n = x.shape[0], w.shape[1]
-    device = x.get_device()
-    if device >= 0 and device == torch_cuda.current_device():
-        result = torch_cuda.empty((m, n), (n, 1), x.dtype)
-    else:
-        result = x.new_empty(m, n)
+    m = x.shape[0]
+    result = _empty(x, m, w.shape[1])
     if m:
         call_for(m, w, bias is not None)(x, w, bias, result)
     return result
+
+
+def _empty(x: torch.Tensor, m: int, n: int) -> torch.Tensor:
+    """An uninitialised ``[m, n]`` like x."""
+    device = x.get_device()
+    if device >= 0 and device == torch_cuda.current_device():
+        return torch_cuda.empty((m, n), (n, 1), x.dtype)
+    return x.new_empty(m, n)
 
 
 def multiply(
@@ -105,7 +110,12 @@ def is_plain(x: torch.Tensor) -> bool:
     )
 
 
-def _weight(
+def _weight(*operands: Any) -> PackedWeight:
+    """:func:`operands` put together again."""
+    return _like(*operands).unchecked(*operands[:4])
+
+
+def _like(
     words: torch.Tensor,
     scale_rows: torch.Tensor,
     zero_rows: torch.Tensor | None,
@@ -115,7 +125,8 @@ def _weight(
     group_size: int,
     offset: bool,
 ) -> PackedWeight:
-    template = _template(
+    """A weight like the one of these tensors, without memory."""
+    return _template(
         words.shape,
         words.dtype,
         scale_rows.shape,
@@ -127,7 +138,6 @@ def _weight(
         group_size,
         offset,
     )
-    return template.unchecked(words, scale_rows, zero_rows, perm)
 
 
 def scheme_of(
@@ -189,8 +199,12 @@ def _check(x: torch.Tensor, w: PackedWeight, bias: torch.Tensor | None) -> None:
     device = x.get_device()
     if device != w.words.get_device() or (device < 0 and x.device != w.words.device):
         raise ArgumentError("x.device", x.device, f"{w.device}, where the weight is")
-    if bias is not None and (bias.shape != (n,) or bias.dtype != w.dtype or not bias.is_contiguous()):
+    if bias is not None and not _fits(bias, n, w.dtype):
         raise ArgumentError("bias", f"{tuple(bias.shape)} {bias.dtype}", f"a contiguous ({n},) {w.dtype}")
+
+
+def _fits(bias: torch.Tensor, n: int, dtype: torch.dtype) -> bool:
+    return bias.shape == (n,) and bias.dtype is dtype and bias.is_contiguous()
 
 
 def _mm(
@@ -239,7 +253,24 @@ def _direct(dispatched: Callable[..., torch.Tensor]) -> Callable[..., torch.Tens
             or x.is_meta
         ):
             return dispatched(x, words, scale_rows, zero_rows, perm, bias, k, n, group_size, offset)
-        w = _weight(words, scale_rows, zero_rows, perm, k, n, group_size, offset)
+        template = _like(words, scale_rows, zero_rows, perm, k, n, group_size, offset)
+        wishes, shape, device = overrides(), x.shape, x.get_device()
+        # As most calls are; _check has words for what is not right.
+        if (
+            not wishes.log
+            and len(shape) == 2
+            and shape[0]
+            and shape[1] == k
+            and x.dtype is scale_rows.dtype
+            and device == words.get_device()
+            and (bias is None or _fits(bias, n, x.dtype))
+        ):
+            call = planned(shape[0], template.call_key, bias is not None, device, wishes)
+            if isinstance(call, DecodeCall):
+                out = _empty(x, shape[0], n)
+                call.launch(x, words, scale_rows, zero_rows, perm, bias, out)
+                return out
+        w = template.unchecked(words, scale_rows, zero_rows, perm)
         _check(x, w, bias)
         return multiply(x, w, bias)
 
