@@ -74,7 +74,7 @@ def choose_wide(m: int, n: int, k: int, scheme: Scheme, props: DeviceProps) -> t
     # with the two sets of sums of int8 and mma.sync (128 tokens spill 268 bytes).
     most = 64 if scheme.zeros == "offset" or (scheme.bits == 8 and not wgmma) else MAX_TOKENS
     if not wgmma and 0 < scheme.group_size < 128:
-        most = min(most, 112)  # two groups in a stage: 128 tokens spill up to 268 bytes
+        most = min(most, 96)  # two groups in a stage: 112 tokens spill 80 bytes
     row_tiles = -(-m // most)
     tokens = next(t for t in TOKEN_BUCKETS if t * row_tiles >= m)
     blocks, work = columns * row_tiles, tokens * row_tiles * columns * k * 64
@@ -186,7 +186,8 @@ def _mma(tokens: int, scheme: Scheme) -> tuple[_Cut, str]:
     Two sets of sums throughout: one set in place is rescaled by a quotient of scales, which can move a
     result by one unit in the last place where the exact one lies half-way between two.
     """
-    if tokens <= 32 or (tokens <= 64 and scheme.zeros != "offset"):
+    most = 32 if scheme.zeros == "offset" else 48 if 0 < scheme.group_size < 128 else 64
+    if tokens <= most:
         return _Cut(2, 1, 128, 2, 4), "two tiles share token fragments"
     return _Cut(1, 2, 128, 1, 4), "128 share their tokens"
 
