@@ -24,6 +24,8 @@ __all__ = ["cache_folder", "library", "op_ids"]
 SOURCES = Path(__file__).parent / "core"
 FLAGS = ("-std=c++17", "-O2", "-ftree-vectorize", "-fno-strict-aliasing", "-ffp-contract=off", "-fPIC",
          "-march=native", "-Wall", "-Wextra")  # fmt: skip
+EXPORTS = SOURCES / "exports.map"
+LINK_FLAGS = ("-shared", f"-Wl,--version-script={EXPORTS}")
 
 
 def cache_folder() -> Path:
@@ -97,9 +99,8 @@ def build() -> Path:
     headers = b"".join(p.read_bytes() for p in sorted(SOURCES.glob("*.hpp")))
     units = sorted(SOURCES.glob("*.cpp"))
     folder = cache_folder()
-    library_path = (
-        folder / f"core-{_digest(*key, headers, *(p.name.encode() + p.read_bytes() for p in units))}.so"
-    )
+    contents = [EXPORTS.read_bytes(), headers, *(p.name.encode() + p.read_bytes() for p in units)]
+    library_path = folder / f"core-{_digest(*key, *contents)}.so"
     if library_path.exists():
         return library_path
 
@@ -109,7 +110,7 @@ def build() -> Path:
 
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         objects = list(pool.map(unit, units))
-    return _atomic(library_path, [cxx, "-shared", *map(str, objects)])
+    return _atomic(library_path, [cxx, *LINK_FLAGS, *map(str, objects)])
 
 
 @functools.cache

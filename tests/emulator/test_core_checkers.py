@@ -188,6 +188,13 @@ def test_out_of_bounds_global(ptx_run: Run) -> None:
     assert "124 bytes into args[0] of 124 bytes" in text and "lane 31" in text
 
 
+@pytest.mark.parametrize("address", [-1, -8, 1 << 60])
+def test_addresses_at_the_end_of_the_range(ptx_run: Run, address: int) -> None:
+    body = f"mov.b64 %rd1, {address}; ld.global.b8 %r1, [%rd1]; st.global.b8 [%rd1], %r1;"
+    report = ptx_run(body, data())
+    assert [f.text.split(" of 1 ")[0] for f in report.findings] == ["global read", "global write"]
+
+
 def test_null_pointer(ptx_run: Run) -> None:
     assert "0x0" in only(ptx_run("ld.global.b32 %r1, [a];"), "out of bounds")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -44,3 +46,28 @@ def test_build_is_cached_by_content(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert native.build() == first and first.stat().st_mtime_ns == stamp
     source.write_text('extern "C" int answer() { return 42; }\n')
     assert native.build() != first
+
+
+def test_core_works_with_a_runtime_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Some compilers link libstdc++ into every library; the process has another one, whose locale would meet
+    the numbers of this one's streams."""
+    found = native.find_compiler()
+    archive = subprocess.check_output([found, "-print-file-name=libstdc++.a"], text=True)
+    if not Path(archive.strip()).is_absolute():
+        pytest.skip("the compiler has no static libstdc++")
+    compiler = tmp_path / "static"
+    compiler.write_text(f'#!/bin/sh\nexec {found} -static-libstdc++ "$@"\n')
+    compiler.chmod(0o755)
+    (tmp_path / "one.cpp").write_text(
+        "#include <sstream>\n"
+        'extern "C" unsigned long sf_digits(unsigned long v) {\n'
+        "  std::ostringstream o;\n  o << v << 0.5;\n  return o.str().size();\n}\n"
+    )
+    monkeypatch.setattr(native, "SOURCES", tmp_path)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("SWORDFISH_CACHE_DIR", str(tmp_path / "cache"))
+    use = "import ctypes, sys, torch; print(ctypes.CDLL(sys.argv[1]).sf_digits(12345))"
+    done = subprocess.run(
+        [sys.executable, "-c", use, str(native.build())], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "8\n")

@@ -1,24 +1,25 @@
 // The C interface that Python loads with ctypes.
-#include <sstream>
-
 #include "core.hpp"
 
 using namespace sf;
 
-static void quote(std::ostringstream& o, const std::string& s) {
-  o << '"';
+// The text of the results is made without iostreams: they would write numbers by the locale of the process.
+static void quote(std::string& o, const std::string& s) {
+  o += '"';
   for (char ch : s) {
-    if (ch == '"' || ch == '\\') o << '\\' << ch;
-    else if (ch == '\n') o << "\\n";
-    else o << ch;
+    if (ch == '"' || ch == '\\') o += '\\', o += ch;
+    else if (ch == '\n') o += "\\n";
+    else o += ch;
   }
-  o << '"';
+  o += '"';
 }
 
-template <class V> static void list(std::ostringstream& o, const V& v) {
-  o << '[';
-  for (size_t k = 0; k < v.size(); ++k) o << (k ? "," : "") << v[k];
-  o << ']';
+template <class N> static void field(std::string& o, const char* name, N v) { o += ",\"", o += name, o += "\":", o += std::to_string(v); }
+
+template <class V> static void list(std::string& o, const V& v) {
+  o += '[';
+  for (size_t k = 0; k < v.size(); ++k) o += k ? "," : "", o += std::to_string(v[k]);
+  o += ']';
 }
 
 extern "C" {
@@ -86,33 +87,34 @@ void sf_run(void* p) { static_cast<Machine*>(p)->run(); }
 // The results as JSON; the string lives until the next call on this thread.
 const char* sf_results(void* p) {
   Machine& m = *static_cast<Machine*>(p);
-  static thread_local std::string text;
-  std::ostringstream o;
-  o << "{\"instructions\":" << m.instructions << ",\"steps\":" << m.now << ",\"async_ops\":" << m.async_ops << ",\"tma_load_bytes\":" << m.tma_load_bytes
-    << ",\"tma_store_bytes\":" << m.tma_store_bytes << ",\"waits_by_warp\":";
+  static thread_local std::string o;
+  o = "{\"instructions\":" + std::to_string(m.instructions);
+  field(o, "steps", m.now), field(o, "async_ops", m.async_ops);
+  field(o, "tma_load_bytes", m.tma_load_bytes), field(o, "tma_store_bytes", m.tma_store_bytes);
+  o += ",\"waits_by_warp\":";
   list(o, m.waits_by_warp);
-  o << ",\"class_by_warp\":[";
-  for (size_t k = 0; k < m.class_by_warp.size(); ++k) o << (k ? "," : ""), list(o, m.class_by_warp[k]);
-  o << "],\"findings\":[";
-  bool first = true;
-  for (auto& f : m.findings) {
-    o << (first ? "" : ",") << "{\"kind\":", first = false;
+  o += ",\"class_by_warp\":[";
+  for (size_t k = 0; k < m.class_by_warp.size(); ++k) o += k ? "," : "", list(o, m.class_by_warp[k]);
+  o += "],\"findings\":[";
+  for (size_t k = 0; k < m.findings.size(); ++k) {
+    const Finding& f = m.findings[k];
+    o += k ? ",{\"kind\":" : "{\"kind\":";
     quote(o, f.kind);
-    o << ",\"text\":";
+    o += ",\"text\":";
     quote(o, f.text);
-    const int line = f.pc >= 0 && size_t(f.pc) < m.code.size() ? m.code[f.pc].line : 0;
-    o << ",\"line\":" << line << ",\"cta\":" << f.cta << ",\"warp\":" << f.warp << ",\"lane\":" << f.lane << ",\"address\":" << f.address
-      << ",\"count\":" << f.count << "}";
+    field(o, "line", f.pc >= 0 && size_t(f.pc) < m.code.size() ? m.code[f.pc].line : 0);
+    field(o, "cta", f.cta), field(o, "warp", f.warp), field(o, "lane", f.lane), field(o, "address", f.address), field(o, "count", f.count);
+    o += '}';
   }
-  o << "],\"lines\":[";
-  first = true;
+  o += "],\"lines\":[";
+  bool first = true;
   for (size_t k = 0; k < m.stats.size(); ++k) {
     const LineStats& s = m.stats[k];
     if (!s.accesses) continue;
-    o << (first ? "" : ",") << '[' << m.code[k].line << ',' << s.executed << ',' << s.accesses << ',' << s.wavefronts << ',' << s.ideal << ']', first = false;
+    o += first ? "" : ",", first = false;
+    list(o, std::vector<uint64_t>{uint64_t(m.code[k].line), s.executed, s.accesses, s.wavefronts, s.ideal});
   }
-  o << "]}";
-  text = o.str();
-  return text.c_str();
+  o += "]}";
+  return o.c_str();
 }
 }

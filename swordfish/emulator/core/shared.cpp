@@ -119,9 +119,10 @@ uint8_t* Machine::shared(Cta& from, uint32_t addr, uint32_t n, Access kind, cons
             std::to_string(from.cl->size), a, &from, addr);
     return nullptr;
   }
-  if (off < SMEM_BASE || off + n > SMEM_BASE + uint32_t(smem_bytes)) {
+  const uint32_t end = SMEM_BASE + uint32_t(smem_bytes);
+  if (off < SMEM_BASE || off > end || n > end - off) {   // off + n may wrap
     finding("out of bounds", "shared access of " + std::to_string(n) + " bytes at offset " + hex(off) + ", outside [" + hex(SMEM_BASE) + ", " +
-            hex(SMEM_BASE + uint32_t(smem_bytes)) + ")", a, owner, addr);
+            hex(end) + ")", a, owner, addr);
     return nullptr;
   }
   if (owner != &from && cluster_start && !from.cl->bar_generation)
@@ -136,12 +137,13 @@ uint8_t* Machine::shared(Cta& from, uint32_t addr, uint32_t n, Access kind, cons
 }
 
 uint8_t* Machine::global(uint64_t addr, uint32_t n, bool write, const Actor& a, const Cta* cta) {
+  auto holds = [&](const Region& r) { return addr >= r.lo && addr <= r.hi && n <= r.hi - addr; };   // addr + n may wrap
   const Region* r = last_region < regions.size() ? &regions[last_region] : nullptr;
-  if (!r || addr < r->lo || addr + n > r->hi) {
+  if (!r || !holds(*r)) {
     r = nullptr;
     const Region* near = nullptr;
     for (size_t k = 0; k < regions.size(); ++k) {
-      if (addr >= regions[k].lo && addr + n <= regions[k].hi) {
+      if (holds(regions[k])) {
         r = &regions[last_region = k];
         break;
       }
