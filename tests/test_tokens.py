@@ -35,12 +35,21 @@ def test_packed_tokens(backend: Backend, k: int, order: str) -> None:
         hole = torch.full((21,), -1, dtype=torch.int32)
         perm = torch.cat([perm[:40], hole, perm[40:], hole])
     rows = k if perm is None else perm.numel()
-    if perm is not None:
-        perm = perm.to(backend.device)
-    arch = backend.name if backend.device == "cpu" else device_props(0).arch
     for name, x in _views(3, k, backend.device).items():
-        expected = torch.zeros(3, -(-rows // 64) * 64, dtype=x.dtype, device=x.device)
-        expected[:, :rows] = x if perm is None else x[:, perm.long()].where(perm >= 0, 0)
-        with backend.active():
-            out = packed_tokens(x, perm, rows, arch)
-        assert torch.equal(out.view(torch.int16), expected.view(torch.int16)), name
+        assert _packed_right(backend, x, perm, rows), name
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=str)
+def test_more_rows_have_larger_ctas(backend: Backend) -> None:
+    perm = torch.randperm(8200, generator=torch.Generator().manual_seed(1)).int()
+    assert _packed_right(backend, _views(16, 8200, backend.device)["rows"], perm, 8200)
+
+
+def _packed_right(backend: Backend, x: torch.Tensor, perm: torch.Tensor | None, rows: int) -> bool:
+    perm = None if perm is None else perm.to(x.device)
+    expected = torch.zeros(x.shape[0], -(-rows // 64) * 64, dtype=x.dtype, device=x.device)
+    expected[:, :rows] = x if perm is None else x[:, perm.long()].where(perm >= 0, 0)
+    arch = backend.name if backend.device == "cpu" else device_props(0).arch
+    with backend.active():
+        out = packed_tokens(x, perm, rows, arch)
+    return torch.equal(out.view(torch.int16), expected.view(torch.int16))

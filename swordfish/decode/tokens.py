@@ -14,11 +14,13 @@ from swordfish.runtime.source import KernelSource, assemble
 
 __all__ = ["gather_source", "packed_tokens"]
 
-_THREADS = 256
-_MANY_ROWS = 64
-_THREADS_OF_MANY = 512
-"""Threads of a CTA, each of which makes 8 values of a row. Many rows want larger CTAs, which copy a row fewer
-times (256 x 28672: 15.5 us against 20.7), few rows small ones (16 x 4096 and its product: 6.5, not 6.6)."""
+_CTAS = 64
+_CTAS_OF_A_ROW = 4
+_THREADS = (128, 1024)
+"""CTAs of a launch with few rows, and of a row at least; the least and most threads of each. Every CTA copies
+a whole row. With the product behind it 16 rows take 6.3, 13.5, 13.3 and 36.3 us on 4096 x 4096, 8192 x 8192,
+14336 x 4096 and 28672 x 8192 with about 4 CTAs a row; with 128 threads for every K the last takes 39.2, with
+512 the first 6.5. One row of 28672 takes 29.9 with 128 threads and 30.4 with 1024."""
 
 _STAGED_BYTES = 64 * 1024
 """Rows of x up to here are permuted in shared memory. K of a layer is hardly ever longer."""
@@ -54,7 +56,7 @@ def packed_tokens(x: torch.Tensor, perm: torch.Tensor | None, k: int, arch: str)
     out = torch.empty((m, padded), dtype=x.dtype, device=x.device)
     whole = columns % _ROW_ALIGNMENT == 0 and _aligned(x)
     staged = perm is not None and whole and 2 * columns <= _STAGED_BYTES
-    threads = _THREADS if m < _MANY_ROWS else _THREADS_OF_MANY
+    threads = _threads(m, padded // 8)
     config = LaunchConfig(
         (m * -(-padded // (8 * threads)), 1, 1),
         (threads, 1, 1),
@@ -64,6 +66,13 @@ def packed_tokens(x: torch.Tensor, perm: torch.Tensor | None, k: int, arch: str)
     sizes = map(np.int32, (staged, columns, k, padded))
     _kernel(arch).launch(config, (x, perm, out, *sizes, *map(np.int64, x.stride())))
     return out
+
+
+def _threads(m: int, pieces: int) -> int:
+    """Threads of a CTA for rows of ``pieces`` times 8 values, one piece a thread."""
+    ctas = max(_CTAS // m, _CTAS_OF_A_ROW)
+    fewest, most = _THREADS
+    return min(most, max(fewest, _round_up(-(-pieces // ctas), 32)))
 
 
 def _round_up(n: int, to: int) -> int:
