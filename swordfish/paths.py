@@ -53,11 +53,9 @@ def prefill_rows(n: int, k: int, props: DeviceProps) -> tuple[int, str]:
 def _dense_rows(n: int, k: int, scheme: Scheme, props: DeviceProps, prefill: bool) -> tuple[int, str]:
     """Fewest rows for which dequantising once and cuBLAS win. docs/dispatch.md has the measurements."""
     if props.arch == "sm_90a":
-        # Seven Llama shapes on an H200. int4: decode takes 0.84 to 1.07 of the time of dense at 1,536 rows,
-        # 0.88 to 1.12 at 2,560; dense reaches 0.9 of cuBLAS between. int8 has room for 96 tokens a tile only.
-        if scheme.bits == 4:
-            return 2305, "cuBLAS makes up for dequantising"
-        return 449, "cuBLAS makes up for dequantising; decode multiplies int8 in tiles of 96 rows"
+        # Where dense reaches 0.9 of cuBLAS, on five Llama shapes on an H200. There decode takes 0.99 to 1.09
+        # of its time (int4) or 1.10 to 1.17 (int8); they are level at about 1,700 and 1,200 rows.
+        return (2561 if scheme.bits == 4 else 2817), "cuBLAS makes up for dequantising"
     many = props.sm_count >= MANY_SMS
     if not prefill:
         # By data sheet, not measured: bytes of the dequantised weight over memory bandwidth, against the

@@ -207,10 +207,11 @@ def test_split_over_a_cluster(backend: Backend) -> None:
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a", "sm_110a"])
 @pytest.mark.parametrize(
-    ("m", "group_size"), [(1, 128), (8, 128), (16, 128), (48, 128), (128, 128), (64, 64)]
+    ("m", "bits", "group_size"),
+    [*((m, 4, 128) for m in (1, 8, 16, 48, 128, 512, 1024)), (64, 4, 64), (512, 8, 128), (1024, 8, 128)],
 )
-def test_kernels_of_a_large_layer_do_not_spill(arch: str, m: int, group_size: int) -> None:
-    scheme, props = sf.Scheme(4, group_size, "bfloat16"), DeviceProps.for_target(arch)
+def test_kernels_of_a_large_layer_do_not_spill(arch: str, m: int, bits: int, group_size: int) -> None:
+    scheme, props = sf.Scheme(bits, group_size, "bfloat16"), DeviceProps.for_target(arch)
     config = choose(m, 28672, 4096, scheme, props).config
     made = get_artifact(config.source(scheme, 4096, 28672, bias=True), arch).metadata
     assert made.spill_bytes == 0 == made.local_bytes, config

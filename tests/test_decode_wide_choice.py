@@ -65,17 +65,32 @@ def test_clusters_leave_room_for_uneven_gpcs() -> None:
 
 
 def test_stream_only_where_whole_tiles_leave_sms_without_work() -> None:
+    """Or where there are many waves of wide tiles, each with a start and an end."""
     props = DeviceProps.for_target("sm_90a")
-    for m, n, k in itertools.product((48, 96, 128, 512, 1024), (4096, 8192, 28672, 57344), (4096, 28672)):
-        config, reason = choose_wide(m, n, k, Scheme(4, 128, "bfloat16"), props)
+    sizes = itertools.product((48, 96, 128, 512, 1024), (4096, 8192, 28672, 57344), (4096, 28672), (4, 8))
+    for m, n, k, bits in sizes:
+        config, reason = choose_wide(m, n, k, Scheme(bits, 128, "bfloat16"), props)
         tiles = -(-n // config.columns) * -(-m // config.tokens)
         places = props.sm_count * config.min_ctas
+        waves = -(-tiles // places)
         if config.ctas:
             assert config.ctas == places and config.split == 1 and "equal parts" in reason
-            assert tiles < 0.9 * -(-tiles // places) * places
-        elif config.split == 1 and m >= 96 and m * n * k > 1e10:
-            full = 0.9 if k >= 8192 else 0.8  # merging weighs more where K is short
-            assert tiles >= full * -(-tiles // places) * places
+            assert tiles < 0.9 * waves * places or (m > 128 and waves >= 4)
+        elif m >= 96 and m * n * k > 1e10 and config.split == 1:
+            full = 0.9 if k >= 8192 or m > 128 else 0.8  # merging weighs more where K is short
+            assert tiles >= full * waves * places
+
+
+@pytest.mark.parametrize(("bits", "depth"), [(4, (256, 2)), (8, (128, 3))])
+def test_wide_tiles_of_many_rows(bits: int, depth: tuple[int, int]) -> None:
+    """One set of sums, and as much of K in the ring as memory holds."""
+    props, scheme = DeviceProps.for_target("sm_90a"), Scheme(bits, 128, "bfloat16")
+    found = [choose_wide(m, 28672, 4096, scheme, props)[0] for m in (1024, 2048, 2560)]
+    found.append(choose_wide(1024, 8192, 8192, scheme, props)[0])
+    for config in found:
+        assert config.columns == 256 and config.in_place and (config.stage_k, config.slots) == depth
+        assert replace(config, slots=config.slots + 1).shared_bytes(scheme) > props.smem_per_cta
+    assert [bool(config.ctas) for config in found] == [True, True, True, False]
 
 
 def test_few_sms_do_not_split_what_fills_them() -> None:

@@ -51,6 +51,7 @@ class _Cut:
     slots: int
     in_place: bool = False
     stream: bool = False
+    always: bool = False  # equal parts also where whole tiles would leave few SMs without work
 
     @property
     def blocks(self) -> int:
@@ -81,7 +82,7 @@ def choose_wide(m: int, n: int, k: int, scheme: Scheme, props: DeviceProps) -> t
     if not wgmma:
         wanted, reason = _mma(tokens, scheme)
     elif tokens > 64:
-        wanted, reason = _many_tokens(tokens, row_tiles, columns, k, props)
+        wanted, reason = _many_tokens(tokens, row_tiles, columns, k, scheme.bits, props)
     elif blocks >= 2 * props.sm_count:
         wanted, reason = _many_columns(tokens, blocks, props)
     else:
@@ -98,7 +99,7 @@ def choose_wide(m: int, n: int, k: int, scheme: Scheme, props: DeviceProps) -> t
         # 96.
         short = k < SHORT_K and (tokens <= 64 or tokens > 96 or row_tiles > 1)
         uneven = tiles < (FULL_SHORT_WAVES if short else FULL_WAVES) * waves * places
-        stream = cut.stream and uneven and places <= tiles // row_tiles * stages
+        stream = cut.stream and (uneven or cut.always) and places <= tiles // row_tiles * stages
         split = 1 if stream else _split(cut, tiles, stages, props)
         config = _fit(cut, tokens, split, places if stream else 0, scheme, props, wgmma)
         if config is not None:
@@ -119,7 +120,9 @@ def _spills(cut: _Cut, tokens: int, scheme: Scheme) -> bool:
     return sums + 8 * cut.tiles + 86 > config.registers
 
 
-def _many_tokens(tokens: int, row_tiles: int, columns: int, k: int, props: DeviceProps) -> tuple[_Cut, str]:
+def _many_tokens(
+    tokens: int, row_tiles: int, columns: int, k: int, bits: int, props: DeviceProps
+) -> tuple[_Cut, str]:
     """More than 64 tokens: limited by the tensor cores, or by how fast L2 gives the tokens."""
     tiles = -(-columns // 2) * row_tiles  # of 128 columns
     if tiles >= 2 * props.sm_count and row_tiles == 1:
@@ -137,10 +140,42 @@ def _many_tokens(tokens: int, row_tiles: int, columns: int, k: int, props: Devic
         # x 4096 and 28672 x 8192, in clusters 24.6 and 73.3; 10.0 and 13.0 on 4096 x 4096 and x 6144.
         even = k > SHORT_K
         return _Cut(1, 2, 128, 1, 6 if even else 5, stream=even), "128 share their tokens"
-    # Beyond 128 rows: 47.6, 175, 374 and 199 on 8192 x 8192 and 28672 x 8192 at M = 256, 4096 x 28672 and
-    # 8192 x 8192 at M = 1024; 256 columns with one set of sums 62.7, 190, 377 and 204. M = 256 on 4096 x 6144
-    # in equal parts: 27.3, clusters 30.6.
-    return _Cut(1, 2, 128, 1, 6 if tokens <= 96 else 5, stream=True), "128 share their tokens"
+    return _many_rows(tokens, tiles, -(-columns // 4) * row_tiles, k, bits, props.sm_count)
+
+
+def _many_rows(tokens: int, tiles: int, wide: int, k: int, bits: int, sms: int) -> tuple[_Cut, str]:
+    """More rows than a tile has: ``tiles`` of 128 columns, or ``wide`` ones of 256 with one set of sums.
+
+    Equal parts go from tile to tile without a start and an end for each; whole tiles have nothing to merge.
+    Times of int4, and where it says so of int8, whose stages of 256 columns are half as long.
+    """
+
+    def fill(count: int) -> bool:
+        return count >= FULL_WAVES * -(-count // sms) * sms
+
+    narrow = _Cut(1, 2, 128, 1, 6 if tokens <= 96 else 5)
+    broad = _Cut(2, 2, 256 if bits == 4 else 128, 1, 2 if bits == 4 else 3, in_place=True)
+    even_narrow, even_broad = (replace(cut, stream=True, always=True) for cut in (narrow, broad))
+    wide_waves, waves = -(-wide // sms), -(-tiles // sms)
+    two, one = "128 share their tokens", "256 share their tokens, one set of sums"
+    if wide_waves >= (4 if bits == 4 else 6):
+        # M = 640, 1024, 2048 on 4096 x 28672: 220, 363, 728; whole tiles 248, 366, 746, of 128 columns 238,
+        # 372, 756. int8 at M = 512, 640, 2048: 216, 249, 826, of 128 columns 197, 245, 827.
+        return even_broad, one
+    if fill(wide):
+        # M = 1024 on 4096 x 4096, 14336 x 4096 and 8192 x 8192: 48.5, 155, 183; equal parts 53.9, 171, 191,
+        # 128 columns 49.6, 167, 187.
+        return broad, one
+    if fill(tiles) and waves <= (5 if bits == 4 else 3):
+        # M = 1536 on 4096 x 4096 and 14336 x 4096, 768 on 8192 x 8192: 75.8, 256, 139; in equal parts 82.3,
+        # 280, 158, of 256 columns 84.6, 272, 151.
+        return narrow, two
+    if wide >= sms and (bits == 4 or k > SHORT_K):
+        # M = 1280 and 1792 on 14336 x 4096, 1792 on 8192 x 8192: 228, 300, 350; of 128 columns 243, 328, 370.
+        # int8 on the same: 241, 336, 396; 258, 361, 385; it gains nothing with a shorter K.
+        return even_broad, one
+    # M = 768 on 4096 x 4096 and x 6144: 45.2 and 65.1; 256 columns 45.8 and 66.0, whole tiles 47.9 and 74.5.
+    return even_narrow, two
 
 
 def _many_columns(tokens: int, blocks: int, props: DeviceProps) -> tuple[_Cut, str]:

@@ -4,7 +4,7 @@
 // memory. A CTA owns a range of units (a stage of k of an output tile of TOKENS rows and COLUMNS columns):
 //
 //   a tile, or one of SPLIT parts of it, whose sums meet in the cluster                     grid (SPLIT, tiles)
-//   one of CTAS equal parts of everything (Stream-K), which may begin and end inside tiles  grid (CTAS)
+//   one of CTAS equal parts of everything (Stream-K): whole tiles, then units of the rest    grid (CTAS)
 //
 //   producer:      one warp fills a ring of SLOTS stages of tokens, weights, scales and zero points by tensor copies. Weights start before the
 //                  previous kernel ends, tokens after it. The ring goes on from tile to tile. Its warpgroup gives its registers to the others.
@@ -17,18 +17,6 @@ static_assert(SF_CTAS <= COLUMN_TILES * STAGES && (!STREAM || SF_SPLIT == 1), "e
 
 extern __shared__ __align__(1024) u8 shared_memory[];
 
-SF_DEVICE Range range_of_cta(int row_tiles) {
-#if SF_CTAS
-  // In reverse: a CTA waits only for ranges behind its own, whose CTAs have started before it. So it cannot wait for ever.
-  const int part = SF_CTAS - 1 - blockIdx.x;
-  const Deal<SF_CTAS> deal(row_tiles * COLUMN_TILES * STAGES);
-  return {deal.first(part), deal.first(part + 1)};
-#else
-  const Deal<SF_SPLIT> deal(STAGES);
-  return {(int)blockIdx.y * STAGES + deal.first(blockIdx.x), (int)blockIdx.y * STAGES + deal.first(blockIdx.x + 1)};
-#endif
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS, SF_MIN_CTAS)
 decode_wide(const __grid_constant__ TensorMap words, const __grid_constant__ TensorMap scales, const __grid_constant__ TensorMap zeros,
             const __grid_constant__ TensorMap x, const u16* bias, u16* out, float* partials, u32* flags, int m, i64 out_stride) {
@@ -36,9 +24,18 @@ decode_wide(const __grid_constant__ TensorMap words, const __grid_constant__ Ten
   const Place p = place();
   const Slots slots = {shared_address(shared_memory)};
   const int row_tiles = (m + TOKENS - 1) / TOKENS;
-  const Range range = range_of_cta(row_tiles);
-  int tile_at = range.first / STAGES * STAGES;  // first unit of the tile
-  Tile tile(range.first / STAGES, row_tiles);
+#if SF_CTAS
+  const Shares work(row_tiles, part_of_cta());
+  const Range range = {work.first - work.waves * STAGES, work.end};
+  Tile tile(work, row_tiles);
+  const int first_stage = work.waves > 0 ? 0 : work.first % STAGES;
+#else
+  const Deal<SF_SPLIT> deal(STAGES);
+  const Range range = {(int)blockIdx.y * STAGES + deal.first(blockIdx.x), (int)blockIdx.y * STAGES + deal.first(blockIdx.x + 1)};
+  Tile tile(blockIdx.y, row_tiles);
+  const int first_stage = deal.first(blockIdx.x);
+#endif
+  int tile_at = range.first - first_stage;  // first unit of the tile
   const int rank = SF_SPLIT == 1 ? 0 : blockIdx.x;
   const u32 inbox_barriers = slots.shared + INBOX_AT;
 
@@ -56,7 +53,7 @@ decode_wide(const __grid_constant__ TensorMap words, const __grid_constant__ Ten
         fence_barrier_init();
       }
       warp_sync();
-      producer.fill(tile, range.first - tile_at, range, [] {
+      producer.fill(tile, first_stage, range, [] {
         cta_sync();
         if (SF_SPLIT > 1) cluster_arrive_relaxed();
         wait_for_previous_kernel();  // only tokens depend on it
@@ -90,17 +87,16 @@ decode_wide(const __grid_constant__ TensorMap words, const __grid_constant__ Ten
     const int tokens = tile.tokens(m);
 #if SF_CTAS
     const Pieces pieces(p, partials, flags);
-    const int part = SF_CTAS - 1 - blockIdx.x, tile_end = tile_at + STAGES;
-    if (range.first > tile_at) {
+    const int part = part_of_cta(), tile_end = tile_at + STAGES;
+    const Shares shares(row_tiles, part);  // again: nothing that the main loop would have to keep
+    if (tile_at < shares.first && shares.first < tile_end) {
       pieces.leave(products.sums.total, part, tokens, p.lane);
     } else {
-      const Deal<SF_CTAS> deal(row_tiles * COLUMN_TILES * STAGES);
-      if (unit < tile_end) pieces.collect(products.sums.total, part + 1, deal.part_of(tile_end - 1), tokens, p.lane);
+      if (unit < tile_end) pieces.collect(products.sums.total, part + 1, shares.deal.part_of(tile_end - 1), tokens, p.lane);
       store_all(products.sums.total, output, tokens);
     }
     if (unit < range.end) {
-      tile_at = tile_end;
-      tile.advance();
+      tile_at = unit - tile.advance();
       Bias(p, bias, tile).prefetch();
       products.begin_tile(ring.slot, channel_row);
     }

@@ -21,35 +21,9 @@ constexpr int SLOTS = SF_SLOTS;
 
 // Work is counted in units: stage s of output tile t is unit t * STAGES + s. Tiles of the same columns follow each other, so that CTAs side
 // by side share their weights in L2. A CTA owns a range of units.
-constexpr bool STREAM = SF_CTAS > 0;  // Stream-K: ranges of equal length that may cross tiles. Otherwise a range lies in one tile.
+constexpr bool STREAM = SF_CTAS > 0;  // Stream-K: as much for every CTA, in ranges that may cross tiles. Otherwise a range lies in one tile.
 
 constexpr int COLUMN_TILES = (N_BLOCKS + COLUMNS / 64 - 1) / (COLUMNS / 64);
-
-// An output tile: TOKENS rows of x by COLUMNS columns of W. Any tile tells where its operands begin (rows of tokens and of scales, blocks of
-// 64 columns in the words and in a row of scales), whether others read its weights, too, and which tile follows it.
-struct Tile {
-  int row, column, row_tiles;  // tile coordinates
-
-  SF_DEVICE Tile(int index, int tiles_of_rows) : row(0), column(index), row_tiles(tiles_of_rows) {
-    if (row_tiles > 1) {  // a division costs a small launch a tenth of a microsecond
-      column = index / row_tiles;
-      row = index - column * row_tiles;
-    }
-  }
-  SF_DEVICE void advance() {
-    if (++row == row_tiles) {
-      row = 0;
-      column++;
-    }
-  }
-  SF_DEVICE int tokens(int m) const { return min(TOKENS, m - row * TOKENS); }  // rows that exist
-
-  SF_DEVICE int token_row() const { return row * TOKENS; }
-  SF_DEVICE int word_block() const { return column * (COLUMNS / 64); }
-  SF_DEVICE int scale_block() const { return column * (COLUMNS / 64); }
-  SF_DEVICE int scale_row() const { return 0; }
-  SF_DEVICE bool shares_weights() const { return row_tiles > 1; }
-};
 
 // `total` units dealt out to `parts` as evenly as possible.
 template <int parts> struct Deal {
@@ -60,6 +34,81 @@ template <int parts> struct Deal {
   SF_DEVICE int part_of(int unit) const {
     const int in_longer = longer * (length + 1);
     return unit < in_longer ? unit / (length + 1) : longer + (unit - in_longer) / length;
+  }
+};
+
+#if SF_CTAS
+// In reverse: a CTA waits only for parts behind its own, whose CTAs have started before it. So it cannot wait for ever.
+SF_DEVICE int part_of_cta() { return SF_CTAS - 1 - blockIdx.x; }
+
+// What a CTA of Stream-K does: first whole tiles, which neighbours multiply side by side so that what they read is in L2, then its part of the
+// tiles that are left, dealt out evenly. Those are the rest of the last wave, with the wave before it if the rest alone would be cut into
+// pieces that are not worth merging. Units are counted from the first dealt tile on, those of whole tiles before it.
+constexpr int WORTH_MERGING = 1280;  // k of a part
+
+struct Shares {
+  int waves;           // of whole tiles: tile SF_CTAS * w + part in wave w
+  Deal<SF_CTAS> deal;  // of the units of the other tiles
+  int part, first, end;
+
+  SF_DEVICE Shares(int row_tiles, int cta) : waves(whole_waves(row_tiles * COLUMN_TILES)), deal((row_tiles * COLUMN_TILES - waves * SF_CTAS) * STAGES), part(cta) {
+    first = deal.first(part);
+    end = deal.first(part + 1);
+  }
+
+ private:
+  SF_DEVICE static int whole_waves(int tiles) {
+    if (TOKENS <= 64) return 0;  // few rows: one tile of rows, whose CTAs share no weights
+    const int waves = tiles / SF_CTAS, rest = tiles - waves * SF_CTAS;
+    return max(rest * STAGES * STAGE_K < WORTH_MERGING * SF_CTAS ? waves - 1 : waves, 0);
+  }
+};
+#endif
+
+// An output tile: TOKENS rows of x by COLUMNS columns of W. Any tile tells where its operands begin (rows of tokens and of scales, blocks of
+// 64 columns in the words and in a row of scales), whether others read its weights, too, and at which stage of which tile a CTA goes on.
+struct Tile {
+  int row, column, row_tiles;  // tile coordinates
+#if SF_CTAS
+  int waves;  // whole tiles to come, this one included
+
+  SF_DEVICE Tile(const Shares& s, int tiles_of_rows) : row_tiles(tiles_of_rows), waves(s.waves) { place(waves > 0 ? s.part : s.first / STAGES); }
+
+  // The stage at which the next tile is begun.
+  SF_DEVICE int advance() {
+    if (waves == 0) {
+      if (++row == row_tiles) {
+        row = 0;
+        column++;
+      }
+    } else if (--waves > 0) {
+      place(column * row_tiles + row + SF_CTAS);
+    } else {
+      const Shares shares(row_tiles, part_of_cta());
+      place(shares.waves * SF_CTAS + shares.first / STAGES);
+      return shares.first % STAGES;
+    }
+    return 0;
+  }
+#else
+  SF_DEVICE Tile(int index, int tiles_of_rows) : row_tiles(tiles_of_rows) { place(index); }
+  SF_DEVICE int advance() { return 0; }  // there is no other
+#endif
+  SF_DEVICE int tokens(int m) const { return min(TOKENS, m - row * TOKENS); }  // rows that exist
+
+  SF_DEVICE int token_row() const { return row * TOKENS; }
+  SF_DEVICE int word_block() const { return column * (COLUMNS / 64); }
+  SF_DEVICE int scale_block() const { return column * (COLUMNS / 64); }
+  SF_DEVICE int scale_row() const { return 0; }
+  SF_DEVICE bool shares_weights() const { return row_tiles > 1; }
+
+ private:
+  SF_DEVICE void place(int index) {
+    row = 0, column = index;
+    if (row_tiles > 1) {  // a division costs a small launch a tenth of a microsecond
+      column = index / row_tiles;
+      row = index - column * row_tiles;
+    }
   }
 };
 

@@ -30,10 +30,7 @@ template <class Tile> struct Cursor {
   int stage;
 
   SF_DEVICE void advance() {
-    if (++stage == STAGES && STREAM) {
-      stage = 0;
-      tile.advance();
-    }
+    if (++stage == STAGES && STREAM) stage = tile.advance();
   }
 };
 

@@ -29,7 +29,7 @@ struct BlockTile {
   ExpertTile<TOKENS, COLUMN_TILES> at;
 
   SF_DEVICE BlockTile(const Routing& routing, int index) : at(routing, index) {}
-  SF_DEVICE void advance() {}  // there is no other
+  SF_DEVICE int advance() { return 0; }  // there is no other
 
   SF_DEVICE int token_row() const { return at.start(); }
   SF_DEVICE int word_block() const { return at.group.expert * N_BLOCKS + scale_block(); }
