@@ -140,6 +140,9 @@ def _many_tokens(
         # x 4096 and 28672 x 8192, in clusters 24.6 and 73.3; 10.0 and 13.0 on 4096 x 4096 and x 6144.
         even = k > SHORT_K
         return _Cut(1, 2, 128, 1, 6 if even else 5, stream=even), "128 share their tokens"
+    if row_tiles == 1:
+        # M = 96 and 128 on 4096 x 28672: 40.0 in equal parts, 52.0 by whole tiles; 256 columns 41.4 and 52.8.
+        return _Cut(1, 2, 128, 1, 6 if tokens <= 96 else 5, stream=True), "128 share their tokens"
     return _many_rows(tokens, tiles, -(-columns // 4) * row_tiles, k, bits, props.sm_count)
 
 

@@ -51,15 +51,15 @@ struct Shares {
   Deal<SF_CTAS> deal;  // of the units of the other tiles
   int part, first, end;
 
-  SF_DEVICE Shares(int row_tiles, int cta) : waves(whole_waves(row_tiles * COLUMN_TILES)), deal((row_tiles * COLUMN_TILES - waves * SF_CTAS) * STAGES), part(cta) {
+  SF_DEVICE Shares(int row_tiles, int cta) : waves(whole_waves(row_tiles)), deal((row_tiles * COLUMN_TILES - waves * SF_CTAS) * STAGES), part(cta) {
     first = deal.first(part);
     end = deal.first(part + 1);
   }
 
  private:
-  SF_DEVICE static int whole_waves(int tiles) {
-    if (TOKENS <= 64) return 0;  // few rows: one tile of rows, whose CTAs share no weights
-    const int waves = tiles / SF_CTAS, rest = tiles - waves * SF_CTAS;
+  SF_DEVICE static int whole_waves(int row_tiles) {
+    if (TOKENS <= 64 || row_tiles == 1) return 0;  // CTAs with one tile of rows share no weights
+    const int tiles = row_tiles * COLUMN_TILES, waves = tiles / SF_CTAS, rest = tiles - waves * SF_CTAS;
     return max(rest * STAGES * STAGE_K < WORTH_MERGING * SF_CTAS ? waves - 1 : waves, 0);
   }
 };
