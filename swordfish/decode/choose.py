@@ -32,8 +32,8 @@ def first_wide_rows(props: DeviceProps) -> int:
 
     With wgmma the wide kernel wins from its smallest tile on (8 rows on an H200: 4.6 us against 4.7 on 4096 x
     4096, 16.3 against 17.9 on 4096 x 28672, 58.7 against 62.6 on 8192 x 57344), and 5 rows cost it as much as
-    8. With mma.sync both kernels issue the same products, and up to 16 rows the ring needs no ring that its
-    warps share (by design; not timed on such a device).
+    8. With mma.sync both kernels issue the same products, and up to 16 rows the warps of the ring kernel need
+    not wait for each other (by design; not timed on such a device).
     """
     return 5 if props.arch == "sm_90a" else 17
 
@@ -45,7 +45,11 @@ def choose(
 
     ``padded_rows``: packed rows include padding between groups (unequal groups of an act-order shard).
     """
-    if m >= first_wide_rows(props):
+    # 3 and 4 rows: 4.6 us by the wide kernel and 4.8, 4.9 by the ring on 4096 x 4096, 16.2 and 16.9, 18.1 on
+    # 4096 x 28672, 60.6 and 61.8, 63.6 on 8192 x 57344; but 10.6 and 9.6, 9.9 on 14336 x 4096. Smaller
+    # weights were not timed.
+    soon = m >= 3 and (n >= 128 * props.sm_count or 1 << 23 <= n * k <= 1 << 24)
+    if m >= first_wide_rows(props) or (soon and props.arch == "sm_90a"):
         try:
             return Choice(*choose_wide(m, n, k, scheme, props))
         except ArgumentError as refused:
