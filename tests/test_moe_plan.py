@@ -245,8 +245,9 @@ def test_configurations_that_cannot_be(make: object, message: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
 def test_plans_do_not_spill(arch: str) -> None:
+    """Of ring and wide kernels; tests/test_moe_grouped.py looks at the code of the others."""
     props, requests = DeviceProps.for_target(arch), []
-    for scheme in SCHEMES[::3] + SCHEMES[1::6]:
+    for scheme in SCHEMES[::4] + SCHEMES[1::8]:
         for tokens in (1, 4, 16, 64, 256, 1024, 4096):
             plan = plan_experts(tokens, 4, shape_of(60, 2048, 1408, scheme), props)
             for config, k, n, act in (
@@ -254,6 +255,8 @@ def test_plans_do_not_spill(arch: str) -> None:
                 (plan.down, 1408, 2048, None),
             ):
                 assert config is not None
+                if isinstance(config, ExpertGrouped):
+                    continue
                 in_order = act is None or isinstance(config, ExpertWide)
                 product = Product(
                     scheme, 60, k, n, True, act, act is None, in_order, in_order, False, plan.direct
