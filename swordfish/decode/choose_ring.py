@@ -25,7 +25,6 @@ GATHER_K = 16384
 10.4 us on 14336 x 4096 with two rows, 11.3 with a launch that gathers first. Beyond it every CTA would
 copy too much: 31.4 us on 28672 x 8192 with one row, 30.1 with the launch."""
 
-
 SHORT_K = 4096
 """K that can be in flight as a whole."""
 

@@ -126,7 +126,8 @@ def _not_grouped(mean: float, shape: LayerShape, props: DeviceProps) -> str | No
 
 
 def first_wide_rows(props: DeviceProps) -> int:
-    """Rows of a block from which on the wide kernel takes over: see decode/choose.py."""
+    """Rows of a block from which on the wide kernel takes over. Later than for a single weight
+    (decode/choose.py): the ring goes on from block to block, which the wide kernel does not."""
     return 9 if props.arch == "sm_90a" else 17
 
 

@@ -8,11 +8,19 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-import cutlass.experimental.cuda as cuda
 from cutlass import Int32
 
 from swordfish.prefill.collective.blocks import BlockSchedule, load_fresh
-from swordfish.prefill.collective.kernel import Map, Maps, Shared, fill_accumulators, finish, start
+from swordfish.prefill.collective.kernel import (
+    Map,
+    Maps,
+    Shared,
+    fill_accumulators,
+    finish,
+    parameter_maps,
+    pointer,
+    start,
+)
 from swordfish.prefill.collective.operand import prove_store_layout
 from swordfish.prefill.collective.operands import element_of
 from swordfish.prefill.collective.rows import Rows, Tensors, store_rows
@@ -69,23 +77,10 @@ def build(values: dict[str, Any], arch: str) -> tuple[Any, list[Any]]:
         sizes: Int32,
     ):
         prove_store_layout(c)
-        # The launcher passes maps of its own; these only give the parameters their type.
-        maps = [
-            cuda.create_tensor_map_tiled(
-                global_address=memory.toint(),
-                dtype=cutlass.Uint8,
-                global_dims=[256, 8],
-                global_strides=[16],
-                box_dims=[16, 1],
-            )
-            for _ in range(4)
-        ]
+        maps = parameter_maps(memory, 4)
         grouped(*maps, numbers, numbers, indices, indices, weights, out, *[sizes] * 4).launch(
             grid=(c.ctas, 1, 1), block=(c.threads, 1, 1), cluster=(c.ctas, 1, 1), min_blocks_per_mp=1
         )
-
-    def pointer(of):
-        return cute.runtime.make_ptr(of, 16, cute.AddressSpace.gmem, assumed_align=16)
 
     kinds = (cutlass.Uint8, element_of(c), Int32, cutlass.Float32, kind.element(c))
     return host, [*map(pointer, kinds), Int32(1)]

@@ -156,6 +156,25 @@ def finish(c: cutlass.Constexpr, warp: Int32, tmem: Int32):
         prims.tcgen05_dealloc(prims.make_tmem_ptr(tmem, Int32), TMEM_COLUMNS, group=group)
 
 
+def parameter_maps(memory, count):
+    """For a host function: the launcher passes maps of its own, these only give the parameters their type."""
+    return [
+        cuda.create_tensor_map_tiled(
+            global_address=memory.toint(),
+            dtype=cutlass.Uint8,
+            global_dims=[256, 8],
+            global_strides=[16],
+            box_dims=[16, 1],
+        )
+        for _ in range(count)
+    ]
+
+
+def pointer(of):
+    """The argument of a host function for memory of this type."""
+    return cute.runtime.make_ptr(of, 16, cute.AddressSpace.gmem, assumed_align=16)
+
+
 def build(values: dict[str, Any], arch: str) -> tuple[Any, list[Any]]:
     """The jitted host function of a configuration and its arguments, for ``cute.compile``."""
     c = PrefillConfig.from_flat(values)
@@ -205,22 +224,9 @@ def build(values: dict[str, Any], arch: str) -> tuple[Any, list[Any]]:
     @cute.jit
     def host(memory: cute.Pointer, bias: cute.Pointer, workspace: cute.Pointer, sizes: Int32):
         prove_store_layout(c)
-        # The launcher passes maps of its own; these only give the parameters their type.
-        maps = [
-            cuda.create_tensor_map_tiled(
-                global_address=memory.toint(),
-                dtype=cutlass.Uint8,
-                global_dims=[256, 8],
-                global_strides=[16],
-                box_dims=[16, 1],
-            )
-            for _ in range(5)
-        ]
+        maps = parameter_maps(memory, 5)
         prefill(*maps, bias, bias, workspace, *[sizes] * 8).launch(
             grid=(c.ctas, 1, 1), block=(c.threads, 1, 1), cluster=(c.ctas, 1, 1), min_blocks_per_mp=1
         )
-
-    def pointer(of):
-        return cute.runtime.make_ptr(of, 16, cute.AddressSpace.gmem, assumed_align=16)
 
     return host, [pointer(cutlass.Uint8), pointer(element_of(c)), pointer(cutlass.Float32), Int32(1)]
