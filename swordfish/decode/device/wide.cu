@@ -40,28 +40,18 @@ decode_wide(const __grid_constant__ TensorMap words, const __grid_constant__ Ten
   const u32 inbox_barriers = slots.shared + INBOX_AT;
 
   if (p.warp >= WARPS) {
-    give_registers<SF_PRODUCER_REGISTERS>();
-    const Producer<Tile> producer({words, scales, zeros, x}, slots, p.lane, tile);
-    if (p.warp == WARPS) {
-      producer.prefetch_maps();
-      if (p.lane == 0) {
-        slots.init();
-        for (int group = 0; group < SF_WARPGROUPS && SF_SPLIT > 1; group++) {
-          barrier_init(inbox_barriers + group * 8, 1);
-          barrier_expect(inbox_barriers + group * 8, exchange_bytes(rank, tile.tokens(m)));
-        }
-        fence_barrier_init();
+    const auto init = [&] {
+      for (int group = 0; group < SF_WARPGROUPS && SF_SPLIT > 1; group++) {
+        barrier_init(inbox_barriers + group * 8, 1);
+        barrier_expect(inbox_barriers + group * 8, exchange_bytes(rank, tile.tokens(m)));
       }
-      warp_sync();
-      producer.fill(tile, first_stage, range, [] {
-        cta_sync();
-        if (SF_SPLIT > 1) cluster_arrive_relaxed();
-        wait_for_previous_kernel();  // only tokens depend on it
-      });
-      if (SF_SPLIT > 1) cluster_wait();
-    } else {
-      cta_sync();
-    }
+    };
+    const auto ready = [] {
+      if (SF_SPLIT > 1) cluster_arrive_relaxed();
+      wait_for_previous_kernel();  // only tokens depend on it
+    };
+    produce({words, scales, zeros, x}, slots, p, tile, first_stage, range, init, ready);
+    if (SF_SPLIT > 1 && p.warp == WARPS) cluster_wait();
     return;
   }
   take_registers<SF_REGISTERS>();

@@ -163,22 +163,10 @@ experts_wide(const __grid_constant__ TensorMap words, const __grid_constant__ Te
   const Range range = {0, STAGES};
 
   if (p.warp >= WARPS) {
-    give_registers<SF_PRODUCER_REGISTERS>();
-    const Producer<BlockTile> producer({words, scales, zeros, x}, slots, p.lane, tile);
-    if (p.warp == WARPS) {
-      producer.prefetch_maps();
-      if (p.lane == 0) {
-        slots.init();
-        fence_barrier_init();
-      }
-      warp_sync();
-      producer.fill(tile, 0, range, [] {
-        cta_sync();
-        if (SF_EARLY) wait_for_previous_kernel();  // only tokens depend on it
-      });
-    } else {
-      cta_sync();
-    }
+    const auto ready = [] {
+      if (SF_EARLY) wait_for_previous_kernel();  // only tokens depend on it
+    };
+    produce({words, scales, zeros, x}, slots, p, tile, 0, range, [] {}, ready);
     return;
   }
   take_registers<SF_REGISTERS>();
