@@ -15,10 +15,19 @@ import torch
 from swordfish.cli import demo as demo_module
 from swordfish.cli import doctor as doctor_module
 from swordfish.cli.app import run
-from swordfish.cli.compile import Weight, checkpoint_weights, kernel_requests, parse_archs, shape_weights
+from swordfish.cli.compile import kernel_requests, parse_archs
 from swordfish.cli.doctor import Finding, examine
+from swordfish.cli.weights import (
+    Weight,
+    checkpoint_weights,
+    shape_experts,
+    shape_weights,
+)
 from swordfish.dispatch import plan
 from swordfish.errors import ArgumentError, CompileError, UnsupportedDeviceError
+from swordfish.experts import ACTIVATIONS, plan_experts
+from swordfish.experts.layer import layer_sources
+from swordfish.experts.operators import layer_shape
 from swordfish.runtime import CuteSource, DeviceProps, KernelSource, default_cache, forget_kernels
 from swordfish.scheme import Scheme
 
@@ -173,6 +182,32 @@ def test_every_path_of_a_weight_is_built_with_no_gpu() -> None:
     assert paths == {"decode", "prefill", "dense"}
     kinds = {s.module if isinstance(s, CuteSource) else s.entry for s in built}
     assert kinds >= {"swordfish.prefill.collective.kernel", "prefill_reduce", "gather_tokens"}
+
+
+def test_kernels_of_an_expert_layer_are_built_with_no_gpu() -> None:
+    """Whatever a layer launches for any number of tokens is among what is built ahead."""
+    (layer,) = shape_experts(["8x512x256"], 4, 128, "none", None, False, top_k=2, activation="silu", ranks=1)
+    assert layer.size == "8 of 512 x 512" and str(layer) == "int4 g128 bf16, silu"
+    for props in parse_archs("sm_90a,sm_100a"):
+        built = {source for source, _ in kernel_requests([layer], [props])}
+        shape = layer_shape(layer.w13, layer.w2, None)
+        for tokens in (1, 2, 3, 17, 100, 333, 1000, 3001, 8191):
+            chosen = plan_experts(tokens, 2, shape, props)
+            for wide_ids in (False, True):
+                needed = layer_sources(chosen, layer.w13, layer.w2, ACTIVATIONS["silu"], wide_ids=wide_ids)
+                assert built.issuperset(needed), (props.arch, tokens)
+
+
+def test_expert_layers_given_by_shape() -> None:
+    made = shape_experts(
+        ["60x128x64"], 8, -1, "integer", "float16", True, top_k=4, activation="gelu", ranks=8
+    )
+    assert [layer.w13.bias_rows is not None for layer in made] == [False, True]
+    assert {(layer.w13.experts, layer.global_experts) for layer in made} == {(8, 60)}
+    assert str(made[1]) == "int8 channelwise f16, integer zeros, bias, gelu"
+    for shapes, top_k, message in ((["8x64"], 2, "--experts"), (["8x64x64"], None, "--top-k")):
+        with pytest.raises(ArgumentError, match=message):
+            shape_experts(shapes, 4, 32, "none", None, False, top_k=top_k, activation="silu", ranks=1)
 
 
 # --- cache

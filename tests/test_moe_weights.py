@@ -14,6 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import swordfish as sf
+from swordfish.cli.weights import checkpoint_experts, checkpoint_weights
 from swordfish.errors import ArgumentError, ArgumentTypeError
 from swordfish.experts import Activation, ExpertWeights, MoE, load_experts, moe
 from tests.backends import quantised
@@ -269,6 +270,33 @@ def test_compressed_tensors_experts(tmp_path: Path, stacked: bool) -> None:
     }
     write_folder(tmp_path / "c", layers, config)
     assert_loaded(load_experts(tmp_path / "c", "mlp", dtype=torch.float16), experts)
+
+
+def test_experts_of_a_checkpoint_are_layers_not_weights(tmp_path: Path) -> None:
+    """Two equal layers of three experts are one; other layers stay weights; the config knows top_k."""
+    experts = gptq_experts()
+    layers = {
+        f"model.layers.{i}.mlp.experts.{e}.{name}_proj": dict(experts[e][name].tensors)
+        for i in (0, 1)
+        for e in range(len(experts))
+        for name in ("gate", "up", "down")
+    }
+    layers["model.layers.0.self_attn.o_proj"] = dict(experts[0]["gate"].tensors)
+    write_folder(tmp_path / "c", layers, GPTQ)
+    write_folder(tmp_path / "k", layers, GPTQ, num_experts_per_tok=2)
+    (plain,) = checkpoint_weights(tmp_path / "c", "float16")
+    assert (plain.k, plain.n) == (64, 96)
+    options: dict[str, Any] = {"activation": "silu", "ranks": 1}
+    with pytest.raises(ArgumentError, match="--top-k"):
+        checkpoint_experts(tmp_path / "c", "float16", top_k=None, **options)
+    (layer,) = checkpoint_experts(tmp_path / "k", "float16", top_k=None, **options)
+    assert layer.w13.experts == layer.global_experts == len(experts) and layer.top_k == 2
+    w13, w2 = load_experts(tmp_path / "c", "model.layers.1.mlp", dtype=torch.float16)
+    for mine, loaded in ((layer.w13, w13), (layer.w2, w2)):
+        assert (mine.scheme, mine.shape, mine.gated) == (loaded.scheme, loaded.shape, loaded.gated)
+        assert {k: t.shape for k, t in mine.tensors().items()} == {
+            k: t.shape for k, t in loaded.tensors().items()
+        }
 
 
 def test_no_experts_there(tmp_path: Path) -> None:

@@ -59,19 +59,43 @@ def compile_kernels(
     shape: Annotated[
         list[str] | None, typer.Option(help="Weight shape KxN, such as 4096x14336; repeatable.")
     ] = None,
-    bits: Annotated[int, typer.Option(help="With --shape: 4 or 8.")] = 4,
-    group_size: Annotated[int, typer.Option(help="With --shape: group size, -1 for channelwise.")] = 128,
-    zeros: Annotated[str, typer.Option(help="With --shape: none, integer or offset zero points.")] = "none",
-    bias: Annotated[bool, typer.Option(help="With --shape: also the kernels that add a bias.")] = False,
+    experts: Annotated[
+        list[str] | None,
+        typer.Option(help="Expert layer ExKxN (hidden size K, gate and up of N columns each); repeatable."),
+    ] = None,
+    top_k: Annotated[
+        int | None, typer.Option(min=1, help="Experts of a token; default: what the checkpoint says.")
+    ] = None,
+    activation: Annotated[str, typer.Option(help="Of experts: silu, gelu, gelu_tanh or swiglu.")] = "silu",
+    expert_ranks: Annotated[int, typer.Option(min=1, help="GPUs that share a layer's experts.")] = 1,
+    bits: Annotated[int, typer.Option(help="With --shape, --experts: 4 or 8.")] = 4,
+    group_size: Annotated[int, typer.Option(help="With those: group size, -1 for channelwise.")] = 128,
+    zeros: Annotated[str, typer.Option(help="With those: none, integer or offset zero points.")] = "none",
+    bias: Annotated[bool, typer.Option(help="With those: also the kernels that add a bias.")] = False,
     dtype: Annotated[str | None, typer.Option(help="Activations: float16 or bfloat16.")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Builds at a time; default: one a CPU.")] = None,
 ) -> None:
     """Fill the cache with the kernels of a model or of single shapes; needs no GPU."""
-    from swordfish.cli.compile import checkpoint_weights, compile_command, shape_weights
+    from swordfish.cli import weights as named
+    from swordfish.cli.compile import compile_command
 
-    weights = [w for path in checkpoint or [] for w in checkpoint_weights(path, dtype)]
-    weights += shape_weights(shape or [], bits, group_size, zeros, dtype, bias)
-    raise typer.Exit(compile_command(weights, arch, workers))
+    found: list[named.Weight | named.Experts] = []
+    for path in checkpoint or []:
+        found += named.checkpoint_weights(path, dtype)
+        found += named.checkpoint_experts(path, dtype, top_k=top_k, activation=activation, ranks=expert_ranks)
+    found += named.shape_weights(shape or [], bits, group_size, zeros, dtype, bias)
+    found += named.shape_experts(
+        experts or [],
+        bits,
+        group_size,
+        zeros,
+        dtype,
+        bias,
+        top_k=top_k,
+        activation=activation,
+        ranks=expert_ranks,
+    )
+    raise typer.Exit(compile_command(found, arch, workers))
 
 
 @app.command()
@@ -97,8 +121,8 @@ def tune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure, but keep nothing.")] = False,
 ) -> None:
     """Time kernel configurations on this GPU and keep those that beat the default by more than 2 %."""
-    from swordfish.cli.compile import checkpoint_weights, shape_weights
     from swordfish.cli.tune import parse_rows, permuted, tune_command
+    from swordfish.cli.weights import checkpoint_weights, shape_weights
 
     weights = shape_weights(shape or [], bits, group_size, zeros, dtype, False)
     if act_order:

@@ -9,8 +9,9 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from swordfish.cli.compile import Weight, kernel_requests, kernel_table, make_console
+from swordfish.cli.compile import kernel_requests, kernel_table, make_console
 from swordfish.cli.timing import cold_read_floor, cold_time
+from swordfish.cli.weights import Weight
 from swordfish.emulator import native
 from swordfish.errors import SwordfishError
 from swordfish.formats import list_layers, load_layer

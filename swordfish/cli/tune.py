@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from swordfish.cli.compile import Weight, describe
+from swordfish.cli.weights import Weight
 from swordfish.errors import ArgumentError, UnsupportedDeviceError
 from swordfish.runtime.device import DeviceProps, device_props
 from swordfish.tune.measure import NOT_REACHED, Outcome, measure, problem_of
@@ -67,7 +67,7 @@ def tune_command(
     failed, faster, told = 0, 0, []
     outcomes_of = measure(shapes, props, CudaTrials(index), seconds=seconds, workers=workers)
     for weight, outcomes in zip(named.values(), outcomes_of, strict=True):
-        console.print(f"\n{weight.k} x {weight.n}, {describe(weight)}")
+        console.print(f"\n{weight.size}, {weight}")
         for outcome in outcomes:
             _show(console, outcome, top)
             failed += bool(outcome.failed)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -14,7 +15,7 @@ from swordfish.formats.configs import pick_dtype
 from swordfish.formats.load import Checkpoint, Layer, open_checkpoint
 from swordfish.weights import PackedWeight, pack_weight
 
-__all__ = ["load_experts"]
+__all__ = ["StoredExperts", "expert_layers", "find_experts", "load_experts"]
 
 _ROLES = (
     (("gate_proj", "up_proj"), "down_proj"),
@@ -52,18 +53,73 @@ def load_experts(
             scheme.
     """
     checkpoint = open_checkpoint(folder)
-    activation = pick_dtype(dtype, checkpoint.dtype)
+    return find_experts(checkpoint, layer, experts, pick_dtype(dtype, checkpoint.dtype), device).pack()
+
+
+@dataclass(frozen=True)
+class StoredExperts:
+    """Experts of a layer, and what their projections are called: gate and up (one name: joined), down."""
+
+    source: _Separate | _Stacked
+    gate_up: Sequence[str]
+    down: str
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    @property
+    def kind(self) -> Hashable:
+        """Equal for experts that are packed alike."""
+        return len(self), self.source.kind((*self.gate_up, self.down))
+
+    def first(self) -> StoredExperts:
+        """The first one alone."""
+        return StoredExperts(self.source.first(), self.gate_up, self.down)
+
+    def pack(self) -> tuple[ExpertWeights, ExpertWeights]:
+        """w13 and w2."""
+        source, gate_up = self.source, self.gate_up
+        if len(gate_up) == 1:
+            first = ExpertWeights.stack_gated(source.weights(gate_up[0]), len(self))
+        else:
+            pairs = zip(source.weights(gate_up[0]), source.weights(gate_up[1]), strict=True)
+            first = ExpertWeights.stack_gated(pairs, len(self))
+        return first, ExpertWeights.stack(source.weights(self.down), len(self))
+
+
+def expert_layers(checkpoint: Checkpoint) -> list[str]:
+    """The modules that hold quantised experts, in the order of the checkpoint."""
+    downs = {down for _, down in _ROLES}
+    found: dict[str, None] = {}
+    for name in checkpoint.layers():
+        module, _, leaf = name.rpartition(".")
+        if leaf in downs:
+            parent, _, last = module.rpartition(".")
+            holder = parent if last.isdigit() else module
+            if holder.rpartition(".")[2] == "experts":
+                found[holder] = None
+    return list(found)
+
+
+def find_experts(
+    checkpoint: Checkpoint,
+    layer: str,
+    experts: Sequence[int] | None,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+) -> StoredExperts:
+    """The experts of a layer, or those named, as they are stored; see :func:`load_experts`."""
     held = checkpoint.layers()
     for prefix in (layer, f"{layer}.experts"):
         for gate_up, down in _ROLES:
             names = (*gate_up, down)
             if all(f"{prefix}.{name}" in held for name in names):
                 parts = {name: checkpoint.layer(f"{prefix}.{name}", device) for name in names}
-                return _load(_stacked(parts, experts, activation), gate_up, down)
+                return StoredExperts(_stacked(parts, experts, dtype), gate_up, down)
             found = _numbers(held, prefix, down)
             if found:
                 places = found if experts is None else list(experts)
-                return _load(_Separate(checkpoint, prefix, places, activation, device), gate_up, down)
+                return StoredExperts(_Separate(checkpoint, prefix, places, dtype, device), gate_up, down)
     hint = "See list_layers(folder)."
     raise ArgumentError("layer", layer, "a module with quantised experts (experts.0.down_proj, ...)", hint)
 
@@ -90,6 +146,15 @@ class _Separate:
     def __len__(self) -> int:
         return len(self.places)
 
+    def first(self) -> _Separate:
+        """The first expert alone."""
+        return _Separate(self.checkpoint, self.prefix, self.places[:1], self.dtype, self.device)
+
+    def kind(self, names: Sequence[str]) -> Hashable:
+        """What the first expert's projections look like, unread."""
+        parts = [self.checkpoint.layer(f"{self.prefix}.{self.places[0]}.{name}") for name in names]
+        return tuple(part.kind() for part in parts)
+
     def weights(self, name: str) -> Iterator[PackedWeight]:
         """The named projection of each expert."""
         for place in self.places:
@@ -105,6 +170,14 @@ class _Stacked:
 
     def __len__(self) -> int:
         return len(self.places)
+
+    def first(self) -> _Stacked:
+        """The first expert alone."""
+        return _Stacked(self.parts, self.places[:1], self.dtype)
+
+    def kind(self, names: Sequence[str]) -> Hashable:
+        """What the projections look like, unread."""
+        return tuple(self.parts[name].kind() for name in names)
 
     def weights(self, name: str) -> Iterator[PackedWeight]:
         """The named projection of each expert."""
@@ -135,14 +208,3 @@ def _stacked(parts: dict[str, Layer], experts: Sequence[int] | None, dtype: torc
         if not 0 <= place < count:
             raise ArgumentError("experts", place, f"0 to {count - 1}")
     return _Stacked(parts, list(places), dtype)
-
-
-def _load(
-    source: _Separate | _Stacked, gate_up: Sequence[str], down: str
-) -> tuple[ExpertWeights, ExpertWeights]:
-    if len(gate_up) == 1:
-        first = ExpertWeights.stack_gated(source.weights(gate_up[0]), len(source))
-    else:
-        pairs = zip(source.weights(gate_up[0]), source.weights(gate_up[1]), strict=True)
-        first = ExpertWeights.stack_gated(pairs, len(source))
-    return first, ExpertWeights.stack(source.weights(down), len(source))

@@ -28,6 +28,9 @@ ALIASES = {
 }
 """Older or alternative spellings of a key, used where the key itself is missing."""
 
+EXPERTS_PER_TOKEN = ("num_experts_per_tok", "experts_per_token")
+"""What configs of mixtures of experts call it."""
+
 COMPARED = (
     "quant_method",
     "bits",
@@ -52,12 +55,13 @@ class FolderConfig:
 
     ``quantization`` is the merged quantisation config. ``dtype`` is the model's dtype as written, or
     ``None``. ``tied_head`` tells whether the output head shares the embedding's weight. ``sources`` names
-    the files.
+    the files. ``experts_per_token`` is the model's, of a mixture of experts.
     """
 
     quantization: Config
     dtype: str | None
     tied_head: bool
+    experts_per_token: int | None
     sources: tuple[str, ...]
 
 
@@ -90,7 +94,9 @@ def read_config(folder: Path) -> FolderConfig:
         merged.update(config)
     dtype = next((str(h[key]) for h in (model, text) for key in ("torch_dtype", "dtype") if h.get(key)), None)
     tied = any(holder.get("tie_word_embeddings") is True for holder in (model, text))
-    return FolderConfig(merged, dtype, tied, tuple(found))
+    counts = (holder.get(key) for holder in (model, text) for key in EXPERTS_PER_TOKEN)
+    top_k = next((count for count in counts if isinstance(count, int)), None)
+    return FolderConfig(merged, dtype, tied, top_k, tuple(found))
 
 
 def pick_dtype(dtype: torch.dtype | None, stated: str | None) -> torch.dtype:

@@ -22,6 +22,7 @@ class GgufCheckpoint:
     """
 
     dtype: str | None = None
+    experts_per_token: int | None = None
 
     def __init__(self, path: Path) -> None:
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Protocol
@@ -27,6 +27,11 @@ class Layer:
     def __init__(self, fmt: CheckpointFormat, params: LayerParams, tensors: Tensors) -> None:
         self.format, self.params, self.tensors = fmt, params, tensors
 
+    def kind(self) -> Hashable:
+        """What layers have in common that are packed alike: format, parameters, shapes and dtypes."""
+        tensors = tuple(sorted((key, tuple(t.shape), t.dtype) for key, t in self.tensors.items()))
+        return self.format.name, self.params, tensors
+
     def read(self) -> QuantizedWeight:
         """The layer in canonical form."""
         return self.format.read(self.tensors, self.params)
@@ -42,6 +47,9 @@ class Checkpoint(Protocol):
     dtype: str | None
     """The model's dtype as its config writes it."""
 
+    experts_per_token: int | None
+    """Of a mixture of experts, as its config writes it."""
+
     def layers(self) -> list[str]:
         """Names of all quantised layers."""
 
@@ -54,7 +62,7 @@ class FolderCheckpoint:
 
     def __init__(self, folder: Path) -> None:
         config = read_config(folder)
-        self.dtype = config.dtype
+        self.dtype, self.experts_per_token = config.dtype, config.experts_per_token
         self._config = config
         self._format = select_format(config.quantization)
         self._store = TensorStore(folder)
