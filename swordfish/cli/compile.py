@@ -43,7 +43,8 @@ def compile_command(weights: Sequence[Weight | Experts], arch: str, workers: int
     targets = parse_archs(arch)
     console = make_console()
     if not weights:
-        raise ArgumentError("--checkpoint / --shape / --experts", "nothing", "at least one checkpoint or shape")
+        options = "--checkpoint / --shape / --experts"
+        raise ArgumentError(options, "nothing", "at least one checkpoint or shape")
     requests = kernel_requests(weights, targets)
     columns = (TextColumn("compiling"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
