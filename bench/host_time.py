@@ -11,15 +11,18 @@ import argparse
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
 import torch
 
 import swordfish as sf
-from swordfish import dispatch, operators
+from swordfish import dispatch, operators, ready
 from swordfish.calls import DecodeCall
+from swordfish.decode.bound import BoundLaunch
+from swordfish.runtime import torch_cuda
+from swordfish.runtime.arguments import CPU_DEVICE
 from swordfish.scheme import Scheme
 from swordfish.tune.operands import random_weight
 
@@ -73,7 +76,23 @@ class _Nothing(DecodeCall):
 
     def __init__(self) -> None: ...
 
-    def launch(self, *arguments: Any) -> None: ...
+    def __call__(self, *arguments: Any) -> None: ...
+
+    def bind(self, *weight: Any) -> BoundLaunch:
+        return lambda *arguments: None
+
+
+def _stubs() -> Iterator[Any]:
+    """Patches with which CPU tensors go the way of those on a GPU, up to the launch."""
+    nothing, empty = _Nothing(), torch._C._dynamo.guards._empty_strided_cpu
+    for owner, name, value in (
+        (dispatch, "planned", lambda *_: nothing),
+        (ready, "CPU_DEVICE", None),
+        (torch_cuda, "current_device", lambda: CPU_DEVICE),
+        (torch_cuda, "raw_stream", lambda device: 0),
+        (torch_cuda, "empty", empty),
+    ):
+        yield mock.patch.object(owner, name, value)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,12 +101,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--size", type=int, default=4096, help="K and N (default 4096)")
     parser.add_argument("--stub", action="store_true", help="on the CPU, nothing planned and launched")
     options = parser.parse_args(argv)
-    nothing = _Nothing()
     with contextlib.ExitStack() as stubs:
         if options.stub:
             device = torch.device("cpu")
-            for module in (operators, dispatch):
-                stubs.enter_context(mock.patch.object(module, "planned", lambda *_: nothing))
+            for stub in _stubs():
+                stubs.enter_context(stub)
         elif torch.cuda.is_available():
             device = torch.device("cuda", torch.cuda.current_device())
         else:

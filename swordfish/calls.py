@@ -8,7 +8,9 @@ from typing import TypeAlias
 import torch
 
 from swordfish.decode import DecodeConfig
+from swordfish.decode.bound import BoundLaunch
 from swordfish.decode.tokens import packed_tokens
+from swordfish.layouts.packing import BLOCK
 from swordfish.packed import PackedWeight
 from swordfish.runtime.registry import get_kernel
 from swordfish.scheme import Scheme
@@ -35,26 +37,29 @@ class DecodeCall:
     ) -> None:
         kernel = get_kernel(config.source(scheme, k, n, bias=bias), arch)
         self._launch = kernel.prepare(config.launch_config(scheme, m, k, n))
-        self._arguments = config.arguments
+        self._config = config
         self._permutes = scheme.act_order and not config.gather
-        self._k, self._arch = k, arch
+        self._m, self._k, self._n, self._arch = m, k, n, arch
 
     def __call__(
         self, x: torch.Tensor, w: PackedWeight, bias: torch.Tensor | None, out: torch.Tensor
     ) -> None:
-        self.launch(x, w.words, w.scale_rows, w.zero_rows, w.perm, bias, out)
+        tokens = packed_tokens(x, w.perm if self._permutes else None, self._k, self._arch)
+        self._launch(self._config.arguments(w.words, w.scale_rows, w.zero_rows, tokens, w.perm, bias, out))
 
-    def launch(
-        self,
-        x: torch.Tensor,
-        words: torch.Tensor,
-        scale_rows: torch.Tensor,
-        zero_rows: torch.Tensor | None,
-        perm: torch.Tensor | None,
-        bias: torch.Tensor | None,
-        out: torch.Tensor,
-    ) -> None:
-        """The call, with the weight as its tensors."""
-        tokens = packed_tokens(x, perm if self._permutes else None, self._k, self._arch)
-        arguments = self._arguments(words, scale_rows, zero_rows, tokens, perm, bias, out)
-        self._launch.again(out.get_device(), arguments)
+    def bind(self, w: PackedWeight, bias: torch.Tensor | None) -> BoundLaunch:
+        """The call with this weight on its CUDA device, everything about them looked up; x may be in the
+        checkpoint's order. Valid while the tensors keep their memory."""
+        k, arch, perm = self._k, self._arch, w.perm if self._permutes else None
+        pitch = -(-k // BLOCK) * BLOCK
+        launch = self._launch.raw(w.words.get_device())
+        shape = self._m, pitch, self._n
+        bound = self._config.bind(launch, w.words, w.scale_rows, w.zero_rows, w.perm, bias, shape)
+        if perm is None and k == pitch:
+            return bound
+
+        def packed(x: torch.Tensor, x_address: int, out: torch.Tensor, stream: int) -> None:
+            tokens = packed_tokens(x, perm, k, arch)
+            bound(tokens, tokens.data_ptr(), out, stream)
+
+        return packed

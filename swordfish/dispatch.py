@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import torch
 
+from swordfish import ready
 from swordfish.calls import Call, DecodeCall
 from swordfish.decode import DecodeConfig, choose, gather_source
 from swordfish.dense import DequantConfig, dense_mm
@@ -254,6 +255,7 @@ def _call(m: int, key: CallKey, bias: bool, device: int | str | None, wishes: Ov
 
 def forget_plans() -> None:
     """Forget plans and the tables that they came from: calls see what was tuned since."""
+    ready.forget()
     _call.cache_clear()
     device_table.cache_clear()
 

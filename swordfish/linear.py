@@ -94,8 +94,16 @@ class Linear(PackedModule):
     def weight(self) -> PackedWeight:
         """The packed weight made of the module's current buffers."""
         cached: PackedWeight | None = self.__dict__.get("_weight")
-        if cached is None or any(getattr(cached, name) is not self._buffers[name] for name in _BUFFERS):
-            tensors = {name: t for name, t in self._buffers.items() if t is not None}
+        buffers = self._buffers
+        if (
+            cached is None
+            or cached.words is not buffers["words"]
+            or cached.scale_rows is not buffers["scale_rows"]
+            or cached.zero_rows is not buffers["zero_rows"]
+            or cached.perm is not buffers["perm"]
+            or cached.bias is not buffers["bias"]
+        ):
+            tensors = {name: t for name, t in buffers.items() if t is not None}
             cached = PackedWeight._from_tensors(tensors, self.scheme, (self.in_features, self.out_features))
             self.__dict__["_weight"] = cached
         return cached

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from swordfish import ready
+from swordfish.dispatch import overrides
 from swordfish.errors import ArgumentError, ArgumentTypeError
-from swordfish.operators import is_plain, multiply, operands, rows
+from swordfish.operators import is_plain, multiply, operands
 from swordfish.packed import PackedWeight
 
 __all__ = ["activation", "mm"]
@@ -38,8 +40,10 @@ def mm(
         ArgumentTypeError: a dtype other than the weight's.
         UnsupportedDeviceError: a GPU without kernels.
     """
-    if out is None and bias is None and _quick(x, w):
-        return rows(x, w, w.bias)
+    if out is None and bias is None:
+        known = _ready(x, w)
+        if known is not None:
+            return known
     if not isinstance(w, PackedWeight):
         raise ArgumentTypeError(
             "w", type(w).__name__, "a PackedWeight; see swordfish.pack and swordfish.from_gptq"
@@ -61,18 +65,17 @@ def mm(
     return out
 
 
-def _quick(x: torch.Tensor, w: PackedWeight) -> bool:
-    """Whether this is a call as most are: rows on a GPU that fit the weight, nobody else watching. It is what
-    is checked one by one below, in a third of the time."""
-    return (
-        type(w) is PackedWeight
-        and type(x) is torch.Tensor
-        and x.dtype is w.scale_rows.dtype
-        and len(shape := x.shape) == 2
-        and shape[1] == w.shape[0]
-        and x.get_device() == w.words.get_device() >= 0
-        and not x.requires_grad
-        and is_plain(x)
+def _ready(x: torch.Tensor, w: PackedWeight) -> torch.Tensor | None:
+    """The product if this is a call as most are: like an earlier one, nobody else watching."""
+    if type(w) is not PackedWeight or not is_plain(x):
+        return None
+    bias = w.bias
+    if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
+        return None
+    k, n, _, _, group_size, _, zeros, _ = w.call_key
+    offset, wishes = zeros == "offset", overrides()
+    return ready.product(
+        x, w.words, w.scale_rows, w.zero_rows, w.perm, bias, k, n, group_size, offset, wishes
     )
 
 

@@ -19,15 +19,15 @@ from typing import Any, TypeAlias
 
 import torch
 
+from swordfish import ready
 from swordfish.calls import DecodeCall
-from swordfish.dispatch import call_for, overrides, planned
+from swordfish.dispatch import call_for, overrides
 from swordfish.errors import ArgumentError, ArgumentTypeError
 from swordfish.packed import PackedWeight
-from swordfish.runtime import torch_cuda
 from swordfish.scheme import DTYPES, Scheme, ZeroKind
 from swordfish.weights import dequantize
 
-__all__ = ["Operands", "define", "is_plain", "multiply", "operands", "rows", "scheme_of"]
+__all__ = ["Operands", "define", "is_plain", "multiply", "operands", "scheme_of"]
 
 _C = torch._C
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -45,23 +45,6 @@ def operands(w: PackedWeight) -> Operands:
     return w.words, w.scale_rows, w.zero_rows, w.perm, *w.shape, s.group_size, s.zeros == "offset"
 
 
-def rows(x: torch.Tensor, w: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
-    """:func:`multiply` for ``x[M, K]`` into a new tensor."""
-    m = x.shape[0]
-    result = _empty(x, m, w.shape[1])
-    if m:
-        call_for(m, w, bias is not None)(x, w, bias, result)
-    return result
-
-
-def _empty(x: torch.Tensor, m: int, n: int) -> torch.Tensor:
-    """An uninitialised ``[m, n]`` like x."""
-    device = x.get_device()
-    if device >= 0 and device == torch_cuda.current_device():
-        return torch_cuda.empty((m, n), (n, 1), x.dtype)
-    return x.new_empty(m, n)
-
-
 def multiply(
     x: torch.Tensor, w: PackedWeight, bias: torch.Tensor | None, out: torch.Tensor | None = None
 ) -> torch.Tensor:
@@ -69,8 +52,6 @@ def multiply(
 
     ``out`` ``[..., N]``, any strides that do not overlap, is written and returned if given.
     """
-    if out is None and x.ndim == 2:
-        return rows(x, w, bias)
     k, n = w.shape
     flat = x.reshape(x.numel() // k, k)
     m = flat.shape[0]
@@ -83,7 +64,10 @@ def multiply(
         if target.ndim != 2 or not _storable(target):
             target = x.new_empty((m, n))
     if m:
-        call_for(m, w, bias is not None)(flat, w, bias, target)
+        call = call_for(m, w, bias is not None)
+        call(flat, w, bias, target)
+        if isinstance(call, DecodeCall):
+            ready.keep(call, m, w, bias, overrides())
         if out is not None and target.data_ptr() != out.data_ptr():
             out.copy_(target.view(out.shape))
     return result
@@ -110,12 +94,7 @@ def is_plain(x: torch.Tensor) -> bool:
     )
 
 
-def _weight(*operands: Any) -> PackedWeight:
-    """:func:`operands` put together again."""
-    return _like(*operands).unchecked(*operands[:4])
-
-
-def _like(
+def _weight(
     words: torch.Tensor,
     scale_rows: torch.Tensor,
     zero_rows: torch.Tensor | None,
@@ -125,7 +104,7 @@ def _like(
     group_size: int,
     offset: bool,
 ) -> PackedWeight:
-    """A weight like the one of these tensors, without memory."""
+    """:func:`operands` put together again."""
     return _template(
         words.shape,
         words.dtype,
@@ -137,7 +116,7 @@ def _like(
         n,
         group_size,
         offset,
-    )
+    ).unchecked(words, scale_rows, zero_rows, perm)
 
 
 def scheme_of(
@@ -214,9 +193,16 @@ def _mm(
     zero_rows: torch.Tensor | None,
     perm: torch.Tensor | None,
     bias: torch.Tensor | None,
-    *scheme: Any,
+    k: int,
+    n: int,
+    group_size: int,
+    offset: bool,
 ) -> torch.Tensor:
-    w = _weight(words, scale_rows, zero_rows, perm, *scheme)
+    wishes = overrides()
+    known = ready.product(x, words, scale_rows, zero_rows, perm, bias, k, n, group_size, offset, wishes)
+    if known is not None:
+        return known
+    w = _weight(words, scale_rows, zero_rows, perm, k, n, group_size, offset)
     _check(x, w, bias)
     return multiply(x, w, bias)
 
@@ -253,26 +239,7 @@ def _direct(dispatched: Callable[..., torch.Tensor]) -> Callable[..., torch.Tens
             or x.is_meta
         ):
             return dispatched(x, words, scale_rows, zero_rows, perm, bias, k, n, group_size, offset)
-        template = _like(words, scale_rows, zero_rows, perm, k, n, group_size, offset)
-        wishes, shape, device = overrides(), x.shape, x.get_device()
-        # As most calls are; _check has words for what is not right.
-        if (
-            not wishes.log
-            and len(shape) == 2
-            and shape[0]
-            and shape[1] == k
-            and x.dtype is scale_rows.dtype
-            and device == words.get_device()
-            and (bias is None or _fits(bias, n, x.dtype))
-        ):
-            call = planned(shape[0], template.call_key, bias is not None, device, wishes)
-            if isinstance(call, DecodeCall):
-                out = _empty(x, shape[0], n)
-                call.launch(x, words, scale_rows, zero_rows, perm, bias, out)
-                return out
-        w = template.unchecked(words, scale_rows, zero_rows, perm)
-        _check(x, w, bias)
-        return multiply(x, w, bias)
+        return _mm(x, words, scale_rows, zero_rows, perm, bias, k, n, group_size, offset)
 
     return mm
 

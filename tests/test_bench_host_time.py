@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bench import host_time
-from swordfish import operators
+from swordfish import dispatch
 
 
 def test_every_way_to_call_is_timed(
@@ -15,9 +15,9 @@ def test_every_way_to_call_is_timed(
     for name, value in (("CALLS", 10), ("LOOPS", 1), ("LAYERS", 2)):
         monkeypatch.setattr(host_time, name, value)
     torch.compiler.reset()  # one function is compiled eight times at most
-    planned = operators.planned
+    planned = dispatch.planned
     assert host_time.main(["--stub", "--size", "64"]) == 0
-    assert operators.planned is planned
+    assert dispatch.planned is planned
     lines = [line.split("|") for line in capsys.readouterr().out.splitlines()[2:]]
     assert len({line[1] for line in lines}) == 7 and all(float(line[2]) > 0 for line in lines)
 

@@ -121,8 +121,9 @@ def driver(artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
         previous, fake.device = fake.device, index
         return previous
 
-    monkeypatch.setattr("swordfish.runtime.launch.bindings", lambda: fake)
-    monkeypatch.setattr("swordfish.runtime.launch.bind_context", fake.bound.append)
+    for module in ("launch", "raw_launch"):
+        monkeypatch.setattr(f"swordfish.runtime.{module}.bindings", lambda: fake)
+        monkeypatch.setattr(f"swordfish.runtime.{module}.bind_context", fake.bound.append)
     monkeypatch.setattr(
         "swordfish.runtime.launch.device_props", lambda index: DeviceProps.for_target("sm_90a")
     )
@@ -234,16 +235,32 @@ def test_a_thread_without_a_context_gets_one(artifact: Artifact, driver: FakeDri
     assert len(driver.launches) == 2 and driver.bound == [0, 0], "for loading, and again for the launch"
 
 
-def test_a_launch_again_passes_new_values_to_the_same_place(artifact: Artifact, driver: FakeDriver) -> None:
+def test_a_raw_launch_passes_values_as_they_are(artifact: Artifact, driver: FakeDriver) -> None:
+    """Also where a thread meets the device for the first time, and on each of two devices."""
     prepared = Kernel(artifact).prepare(CONFIG)
-    given = [arguments(device) for device in (0, 0, 1, 1)]
-    for device, args in zip((0, 0, 1, 1), given, strict=True):  # the first call for a device is checked
-        prepared.again(device, args)
-    prepared(given[3])
-    assert [launch["device"] for launch in driver.launches] == [0, 0, 1, 1, 1]
-    assert [launch["hStream"] for launch in driver.launches] == [1000, 1000, 1001, 1001, 1001]
-    pointers = [struct.unpack("Q", launch["values"][0])[0] for launch in driver.launches]
-    assert pointers == [args[0].data_ptr() for args in (*given, given[3])]
+    floats = struct.unpack("i", struct.pack("f", 0.5))[0]
+    values = (1 << 47, 0, -5, floats, bytes(range(128)), 1 << 40, b"abcdef")
+    driver.status = [201]
+    for device in (0, 1):
+        driver.device = device
+        prepared.raw(device)(77 + device, *values)
+    first, again, other = driver.launches
+    assert [launch["device"] for launch in driver.launches] == [0, 0, 1] and driver.bound == [0, 0, 1]
+    assert (first["function"], other["function"]) == ("mixed@0", "mixed@1")
+    assert (first["hStream"], other["hStream"]) == (77, 78) and first["attrs"] == again["attrs"] != []
+    expected = struct.pack("<QQiiQ", 1 << 47, 0, -5, floats, 1 << 40)
+    for launch in driver.launches:
+        numbers = [value for i, value in enumerate(launch["values"]) if i not in (4, 6)]
+        assert b"".join(numbers) == expected
+        assert launch["values"][4] == values[4] and launch["values"][6] == values[6]
+
+
+def test_a_failing_raw_launch_raises_at_once(artifact: Artifact, driver: FakeDriver) -> None:
+    driver.status = [719]
+    with pytest.raises(
+        DriverError, match=r"cuLaunchKernelEx failed with 719 for Kernel\(mixed, .*cuda:0 with"
+    ):
+        Kernel(artifact).prepare(CONFIG).raw(0)(0, 0, 0, 0, 0, bytes(128), 0, bytes(6))
 
 
 def test_a_stream_may_be_given(artifact: Artifact, driver: FakeDriver) -> None:

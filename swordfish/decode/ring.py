@@ -8,11 +8,13 @@ from dataclasses import dataclass, fields
 
 import torch
 
+from swordfish.decode.bound import BoundLaunch, address
 from swordfish.decode.defines import scheme_defines
 from swordfish.errors import ArgumentError
 from swordfish.runtime.arguments import Argument
 from swordfish.runtime.device import DeviceProps
 from swordfish.runtime.launch import LaunchConfig
+from swordfish.runtime.raw_launch import RawLaunch
 from swordfish.runtime.source import KernelSource, assemble
 from swordfish.scheme import Scheme
 
@@ -171,6 +173,26 @@ class RingConfig:
             x.stride(0),
             out.stride(0),
         )
+
+    @staticmethod
+    def bind(
+        launch: RawLaunch,
+        words: torch.Tensor,
+        scales: torch.Tensor,
+        zeros: torch.Tensor | None,
+        perm: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        shape: tuple[int, int, int],
+    ) -> BoundLaunch:
+        """A launch with this weight for ``(M, row pitch of x, N)``; what of the tensors it needs is looked up
+        now."""
+        m, pitch, n = shape
+        w, s, z, p, b = map(address, (words, scales, zeros, perm, bias))
+
+        def run(x: torch.Tensor, x_address: int, out: torch.Tensor, stream: int) -> None:
+            launch(stream, w, s, z, x_address, p, b, out.data_ptr(), m, pitch, n)
+
+        return run
 
 
 def _group(scheme: Scheme, k: int) -> int:

@@ -9,12 +9,14 @@ from typing import ClassVar
 
 import torch
 
+from swordfish.decode.bound import BoundLaunch, address
 from swordfish.decode.defines import scheme_defines
 from swordfish.errors import ArgumentError
 from swordfish.runtime.arguments import Argument
 from swordfish.runtime.counters import COUNTERS, counters
 from swordfish.runtime.device import DeviceProps
 from swordfish.runtime.launch import LaunchConfig
+from swordfish.runtime.raw_launch import RawLaunch
 from swordfish.runtime.source import KernelSource, assemble
 from swordfish.runtime.tensor_map import TensorMap
 from swordfish.scheme import CHANNELWISE, Scheme
@@ -27,8 +29,10 @@ _MOST_REGISTERS = 240
 """Of a thread; above it the compiler's 255 would be rounded up to 256."""
 
 _ENCODED_KEPT = 4096
+_BOUND_KEPT = 8
 _encoded: dict[tuple[object, ...], bytes] = {}
-"""Tensor maps by everything they depend on: encoding one costs tens of microseconds, a launch needs four."""
+"""Tensor maps by everything they depend on: encoding one costs tens of microseconds, a launch needs four. A
+bound launch keeps a few of x by address alone."""
 
 
 @dataclass(frozen=True)
@@ -237,6 +241,34 @@ class WideConfig:
         maps = self.maps(words, scales, zeros, x)
         return (*maps, bias, out, partials, counts, x.shape[0], out.stride(0))
 
+    def bind(
+        self,
+        launch: RawLaunch,
+        words: torch.Tensor,
+        scales: torch.Tensor,
+        zeros: torch.Tensor | None,
+        perm: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        shape: tuple[int, int, int],
+    ) -> BoundLaunch:
+        """A launch with this weight for ``(M, row pitch of x, N)``; what of the tensors it needs is looked up
+        now, maps of x when one comes."""
+        m, _, n = shape
+        b, weight_maps = address(bias), self._weight_maps(words, scales, zeros)
+        maps_of_x: dict[int, Argument] = {}
+
+        def run(x: torch.Tensor, x_address: int, out: torch.Tensor, stream: int) -> None:
+            x_map = maps_of_x.get(x_address)
+            if x_map is None:
+                if len(maps_of_x) >= _BOUND_KEPT:
+                    maps_of_x.clear()
+                x_map = maps_of_x[x_address] = self._token_map(x)
+            partials, counts = self.workspace(x.device)
+            sums = address(partials), address(counts)
+            launch(stream, *weight_maps, x_map, b, out.data_ptr(), *sums, m, n)
+
+        return run
+
     def workspace(self, device: torch.device) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """What Stream-K needs: room for a piece of each CTA, and counters that are zero."""
         if not self.ctas:
@@ -249,14 +281,21 @@ class WideConfig:
     ) -> tuple[Argument, ...]:
         """Tensor maps of words ``[N blocks, K blocks, words]``, rows of scales, rows of zero points and
         tokens."""
+        return (*self._weight_maps(words, scales, zeros), self._token_map(x))
+
+    def _weight_maps(
+        self, words: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None
+    ) -> tuple[Argument, Argument, Argument]:
         blocks, depth = self.columns // 64, self.stage_k // 64
         scale_map = _map(scales, _rows, blocks, self.scale_rows)
         return (
             _map(words, _words, depth * words.shape[2] // 512, blocks),
             scale_map,
             scale_map if zeros is None else _map(zeros, _rows, blocks, self.scale_rows),
-            _map(x, _tokens, self.tokens, depth),
         )
+
+    def _token_map(self, x: torch.Tensor) -> Argument:
+        return _map(x, _tokens, self.tokens, self.stage_k // 64)
 
 
 def _map(

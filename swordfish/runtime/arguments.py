@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -83,6 +84,20 @@ class ArgumentLayout:
                 device = index
         return device
 
+    def values(self, args: Sequence[Any]) -> list[Any]:
+        """What the kernel gets for ``args``, which have the layout's types: addresses, numbers and bytes."""
+        values = list(args)
+        for i in self.tensors:
+            values[i] = values[i].data_ptr()
+        for i in self.nulls:
+            values[i] = 0
+        for i in self.maps:
+            values[i] = values[i].encoded
+        for i, size in self.opaque:
+            if len(values[i]) != size:  # struct would cut or pad in silence
+                raise ArgumentError(f"args[{i}]", f"bytes of length {len(values[i])}", f"{size} bytes")
+        return values
+
 
 def _place(index: int) -> str:
     return "cpu" if index == CPU_DEVICE else f"cuda:{index}"
@@ -108,29 +123,14 @@ def _code(name: str, arg: Argument, size: int) -> tuple[str, int]:
 
 class ArgumentFrame:
     """A parameter buffer with the pointer array into it, reused from launch to launch; one launch at a time
-    owns it."""
+    owns it. ``fill(*values)`` writes raw values (:meth:`ArgumentLayout.values`); ``address`` is the array's,
+    for the driver."""
 
     def __init__(self, layout: ArgumentLayout) -> None:
-        self._layout = layout
         self._storage = ctypes.create_string_buffer(layout.packer.size + _OPAQUE_ALIGNMENT)
         base = ctypes.addressof(self._storage)
-        self._start = -base % _OPAQUE_ALIGNMENT
-        pointers = [base + self._start + offset for offset in layout.offsets]
+        start = -base % _OPAQUE_ALIGNMENT
+        pointers = [base + start + offset for offset in layout.offsets]
         self._pointers = (ctypes.c_void_p * max(1, len(pointers)))(*pointers)
         self.address = ctypes.addressof(self._pointers)
-        self._pack = layout.packer.pack_into
-
-    def fill(self, args: Sequence[Any]) -> None:
-        """Write the values of ``args``, which have the layout's types."""
-        layout = self._layout
-        values = list(args)
-        for i in layout.tensors:
-            values[i] = values[i].data_ptr()
-        for i in layout.nulls:
-            values[i] = 0
-        for i in layout.maps:
-            values[i] = values[i].encoded
-        for i, size in layout.opaque:
-            if len(values[i]) != size:  # struct would cut or pad in silence
-                raise ArgumentError(f"args[{i}]", f"bytes of length {len(values[i])}", f"{size} bytes")
-        self._pack(self._storage, self._start, *values)
+        self.fill: Callable[..., None] = functools.partial(layout.packer.pack_into, self._storage, start)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +11,12 @@ import torch
 
 from swordfish.errors import ArgumentError
 from swordfish.runtime import torch_cuda
-from swordfish.runtime.arguments import CPU_DEVICE, Argument, ArgumentFrame, ArgumentLayout
+from swordfish.runtime.arguments import CPU_DEVICE, Argument, ArgumentLayout
 from swordfish.runtime.artifact import Artifact
 from swordfish.runtime.backend import active_emulation
 from swordfish.runtime.device import device_props
-from swordfish.runtime.driver import DriverError, bind_context, bindings, check
+from swordfish.runtime.driver import bind_context, bindings, check
+from swordfish.runtime.raw_launch import RawLaunch
 from swordfish.runtime.tensor_map import TensorMap
 
 __all__ = ["Kernel", "LaunchConfig", "PreparedLaunch"]
@@ -27,8 +28,6 @@ _MAX_CLUSTER = 16
 _PORTABLE_CLUSTER = 8
 _PREPARED_KEPT = 256
 _SHARED_WITHOUT_ASKING = 48 * 1024
-
-_INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT: a thread that has not used this device yet
 
 Dim3 = tuple[int, int, int]
 
@@ -207,67 +206,57 @@ class PreparedLaunch:
     def __init__(self, kernel: Kernel, config: LaunchConfig) -> None:
         self.kernel = kernel
         self.config = config
-        self._functions: dict[int, Any] = {}
-        self._layouts: dict[tuple[type, ...], _Layout] = {}
-        self._latest: tuple[int, Any, _Layout] | None = None
+        self._layouts: dict[tuple[type, ...], ArgumentLayout] = {}
+        self._raw: dict[tuple[ArgumentLayout, int], RawLaunch] = {}
 
     def __call__(self, args: Sequence[Argument], stream: Any = None) -> None:
-        types = tuple(map(type, args))
-        found = self._layouts.get(types)
-        if found is None:
-            metadata = self.kernel.artifact.metadata
-            found = self._layouts[types] = _Layout(metadata.entry, args, metadata.param_sizes)
-        device = found.arguments.device(args)
+        layout = self._layout(args)
+        device = layout.device(args)
         if device < 0:
             if device == CPU_DEVICE or not torch.cuda.is_available():
                 self._emulate(args)
                 return
             device = torch_cuda.current_device()
-        function = self._functions.get(device)
-        if function is None:
-            function = self._functions[device] = self.kernel.load(device, self.config)
+        launch = self._on(device, layout)
         if stream is None:
             stream = torch_cuda.raw_stream(device)
-        self._launch(device, function, found, args, getattr(stream, "cuda_stream", stream))
-        self._latest = (device, function, found)
-
-    def again(self, device: int, args: Sequence[Argument]) -> None:
-        """The same call on torch's current stream of CUDA device ``device``, without looking at the
-        arguments again: they have the types and the device of the last checked call, if there was one on that
-        device. Half the host time, which a call of a few microseconds notices."""
-        latest = self._latest
-        if latest is None or latest[0] != device:
-            self(args)
-        else:
-            self._launch(device, latest[1], latest[2], args, torch_cuda.raw_stream(device))
-
-    def _launch(
-        self, device: int, function: Any, layout: _Layout, args: Sequence[Argument], stream: int
-    ) -> None:
-        # One launch at a time owns a frame; list.pop and list.append are atomic.
-        try:
-            frame = layout.frames.pop()
-        except IndexError:
-            frame = _Frame(layout.arguments, self.config)
-        frame.arguments.fill(args)
-        if frame.stream != stream:
-            frame.config.hStream = frame.stream = stream
+        stream, values = getattr(stream, "cuda_stream", stream), layout.values(args)
         previous = torch_cuda.current_device()
-        if previous != device:
-            torch_cuda.exchange_device(device)
+        if previous == device:
+            launch(stream, *values)
+            return
+        torch_cuda.exchange_device(device)
         try:
-            (status,) = frame.launch(frame.config, function, frame.arguments.address, 0)
-            if status == _INVALID_CONTEXT:
-                bind_context(device)
-                (status,) = frame.launch(frame.config, function, frame.arguments.address, 0)
+            launch(stream, *values)
         finally:
-            if previous != device:
-                torch_cuda.exchange_device(previous)
-        layout.frames.append(frame)
-        if status != 0:
-            raise DriverError(
-                "cuLaunchKernelEx", status, f"for {self.kernel} on cuda:{device} with {self.config}"
-            )
+            torch_cuda.exchange_device(previous)
+
+    def raw(self, device: int) -> RawLaunch:
+        """The same launch on CUDA device ``device`` for arguments that are known to be right: loaded, and
+        told addresses instead of tensors. A fraction of the host time, which a call of a few microseconds
+        notices.
+
+        Raises:
+            ArgumentError, DriverError: as a call does when it loads the kernel.
+        """
+        sizes = self.kernel.artifact.metadata.param_sizes
+        return self._on(device, self._layout([0 if size in (4, 8) else bytes(size) for size in sizes]))
+
+    def _layout(self, args: Sequence[Argument]) -> ArgumentLayout:
+        types = tuple(map(type, args))
+        found = self._layouts.get(types)
+        if found is None:
+            metadata = self.kernel.artifact.metadata
+            found = self._layouts[types] = ArgumentLayout(metadata.entry, args, metadata.param_sizes)
+        return found
+
+    def _on(self, device: int, layout: ArgumentLayout) -> RawLaunch:
+        found = self._raw.get((layout, device))
+        if found is None:
+            function = self.kernel.load(device, self.config)
+            found = RawLaunch(function, device, layout, self.config, repr(self.kernel))
+            self._raw[layout, device] = found
+        return found
 
     def _emulate(self, args: Sequence[Argument]) -> None:
         artifact = self.kernel.artifact
@@ -304,40 +293,3 @@ def _for_emulator(arg: Argument) -> Any:
 
     fields = ("tensor", "dtype", "dims", "strides", "box", "element_strides", "swizzle", "fill")
     return EmulatorMap(**{name: getattr(arg, name) for name in fields})
-
-
-class _Layout:
-    """Arguments of certain types: where they lie, and the frames that no launch owns at the moment."""
-
-    def __init__(self, entry: str, args: Sequence[Argument], param_sizes: Sequence[int]) -> None:
-        self.arguments = ArgumentLayout(entry, args, param_sizes)
-        self.frames: list[_Frame] = []
-
-
-class _Frame:
-    """What one launch in flight owns: its parameter buffer and the driver's launch description."""
-
-    def __init__(self, layout: ArgumentLayout, config: LaunchConfig) -> None:
-        driver = bindings()
-        self.arguments = ArgumentFrame(layout)
-        self.launch: Callable[..., tuple[Any, ...]] = driver.cuLaunchKernelEx
-        self.config = driver.CUlaunchConfig()
-        self.config.hStream = self.stream = 0
-        self.config.gridDimX, self.config.gridDimY, self.config.gridDimZ = config.grid
-        self.config.blockDimX, self.config.blockDimY, self.config.blockDimZ = config.block
-        self.config.sharedMemBytes = config.shared_bytes
-        kinds, attributes = driver.CUlaunchAttributeID, []
-        if config.cluster_size > 1:
-            attribute = driver.CUlaunchAttribute()
-            attribute.id = kinds.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-            attribute.value.clusterDim.x, attribute.value.clusterDim.y, attribute.value.clusterDim.z = (
-                config.cluster
-            )
-            attributes.append(attribute)
-        if config.programmatic:
-            attribute = driver.CUlaunchAttribute()
-            attribute.id = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-            attribute.value.programmaticStreamSerializationAllowed = 1
-            attributes.append(attribute)
-        self.config.attrs = attributes
-        self.config.numAttrs = len(attributes)

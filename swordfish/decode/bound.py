@@ -1,0 +1,19 @@
+"""What a launch with one weight and one number of rows is, once everything about the weight is looked up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+
+__all__ = ["BoundLaunch", "address"]
+
+BoundLaunch: TypeAlias = "Callable[[torch.Tensor, int, torch.Tensor, int], None]"
+"""``launch(x, x.data_ptr(), out, stream)``: contiguous x and out of known shapes, dtype and device, x in
+packed order and aligned to 16 bytes, the device current; ``stream`` is a raw handle."""
+
+
+def address(tensor: torch.Tensor | None) -> int:
+    """As kernels take it: null for ``None``."""
+    return 0 if tensor is None else tensor.data_ptr()

@@ -1,0 +1,146 @@
+"""Products whose plan, kernel and weight are known from an earlier call: a few checks, then the launch.
+
+At one row most of a call's time is Python that works out again what the last call of the layer knew. Here a
+weight is found by its tensor of words, and if nothing about it has changed the launch with its addresses is
+there already.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING
+
+import torch
+
+from swordfish.decode.bound import BoundLaunch
+from swordfish.packed import PackedWeight
+from swordfish.runtime import torch_cuda
+from swordfish.runtime.arguments import CPU_DEVICE
+
+if TYPE_CHECKING:
+    from swordfish.calls import DecodeCall
+    from swordfish.dispatch import Overrides
+
+__all__ = ["forget", "keep", "product"]
+
+
+class _Known:
+    """A weight on a GPU as its calls have seen it; ``bound`` by number of rows."""
+
+    __slots__ = (
+        "bias",
+        "bound",
+        "device",
+        "dtype",
+        "optional",
+        "perm",
+        "scale_address",
+        "scale_rows",
+        "scheme",
+        "wishes",
+        "word_address",
+        "words",
+        "zero_rows",
+    )
+
+    def __init__(self, w: PackedWeight, bias: torch.Tensor | None, wishes: Overrides) -> None:
+        key, words = id(w.words), w.words
+        # The other tensors are held: an object that is gone cannot be mistaken for a new one. Words, by far
+        # the largest, are not, and everything goes with them.
+        self.words = weakref.ref(words, lambda _, pop=_known.pop: pop(key, None))  # type: ignore[misc]
+        self.scale_rows, self.zero_rows, self.perm, self.bias = w.scale_rows, w.zero_rows, w.perm, bias
+        self.word_address, self.scale_address = words.data_ptr(), w.scale_rows.data_ptr()
+        self.optional = [(t, t.data_ptr()) for t in (w.zero_rows, w.perm, bias) if t is not None]
+        self.scheme = (*w.shape, w.scheme.group_size, w.scheme.zeros == "offset")
+        self.device, self.dtype = words.get_device(), w.dtype
+        self.wishes = wishes
+        self.bound: dict[int, BoundLaunch] = {}
+
+    def is_made_of(
+        self,
+        words: torch.Tensor,
+        scale_rows: torch.Tensor,
+        zero_rows: torch.Tensor | None,
+        perm: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        scheme: tuple[int, int, int, bool],
+        wishes: Overrides,
+    ) -> bool:
+        """The same tensors in the same memory (``tensor.data = other`` changes it), understood and planned
+        alike."""
+        return (
+            self.words() is words
+            and self.scale_rows is scale_rows
+            and self.zero_rows is zero_rows
+            and self.perm is perm
+            and self.bias is bias
+            and self.scheme == scheme
+            and (self.wishes is wishes or self.wishes == wishes)
+            and self.word_address == words.data_ptr()
+            and self.scale_address == scale_rows.data_ptr()
+            and not (self.optional and any(t.data_ptr() != at for t, at in self.optional))
+        )
+
+
+_known: dict[int, _Known] = {}
+"""By ``id`` of the words."""
+
+
+def product(
+    x: torch.Tensor,
+    words: torch.Tensor,
+    scale_rows: torch.Tensor,
+    zero_rows: torch.Tensor | None,
+    perm: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    k: int,
+    n: int,
+    group_size: int,
+    offset: bool,
+    wishes: Overrides,
+) -> torch.Tensor | None:
+    """``x @ W + bias`` for a weight as its tensors, or ``None``: not a call that :func:`keep` has seen before
+    with another x.
+
+    Nothing but the kernel may have to see the call.
+    """
+    known = _known.get(id(words))
+    if known is None or not known.is_made_of(
+        words, scale_rows, zero_rows, perm, bias, (k, n, group_size, offset), wishes
+    ):
+        return None
+    shape, device, dtype = x.shape, known.device, known.dtype
+    if (
+        not shape
+        or shape[-1] != k
+        or x.dtype is not dtype
+        or x.get_device() != device
+        or torch_cuda.current_device() != device
+        or not x.is_contiguous()
+    ):
+        return None
+    m = shape[0] if len(shape) == 2 else x.numel() // k
+    launch, address = known.bound.get(m), x.data_ptr()
+    if launch is None or address % 16:
+        return None
+    out = torch_cuda.empty((m, n), (n, 1), dtype)
+    launch(x, address, out, torch_cuda.raw_stream(device))
+    return out if len(shape) == 2 else out.view(*shape[:-1], n)
+
+
+def keep(call: DecodeCall, m: int, w: PackedWeight, bias: torch.Tensor | None, wishes: Overrides) -> None:
+    """Remember the call for ``m`` rows of this weight, if it is on a GPU; not if every call is to be
+    logged."""
+    if w.words.get_device() == CPU_DEVICE or wishes.log:
+        return
+    known, scheme = _known.get(id(w.words)), w.scheme
+    key = (*w.shape, scheme.group_size, scheme.zeros == "offset")
+    if known is None or not known.is_made_of(w.words, w.scale_rows, w.zero_rows, w.perm, bias, key, wishes):
+        known = _known[id(w.words)] = _Known(w, bias, wishes)
+    if m not in known.bound:
+        known.bound[m] = call.bind(w, bias)
+
+
+def forget() -> None:
+    """Forget all calls, because their plans are out of date."""
+    _known.clear()

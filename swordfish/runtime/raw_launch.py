@@ -1,0 +1,89 @@
+"""A kernel loaded on a device with its launch shape: all that is left to say is stream and arguments."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from swordfish.runtime.arguments import ArgumentFrame, ArgumentLayout
+from swordfish.runtime.driver import DriverError, bind_context, bindings
+
+if TYPE_CHECKING:
+    from swordfish.runtime.launch import LaunchConfig
+
+__all__ = ["RawLaunch"]
+
+_INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT: a thread that has not used this device yet
+
+
+class RawLaunch:
+    """``launch(stream, *values)``: queues the kernel on the stream of this handle. Safe to call from several
+    threads.
+
+    The device must be current. ``values`` are the kernel's parameters in order, unchecked: addresses and
+    integers as ints (null is 0), everything larger as bytes.
+
+    Raises (when called):
+        DriverError: the launch fails.
+    """
+
+    def __init__(
+        self, function: Any, device: int, layout: ArgumentLayout, config: LaunchConfig, kernel: str
+    ) -> None:
+        self._function = function
+        self._device = device
+        self._layout = layout
+        self._config = config
+        self._kernel = kernel
+        self._frames: list[_Frame] = []
+
+    def __call__(self, stream: int, *values: Any) -> None:
+        # One launch at a time owns a frame; list.pop and list.append are atomic.
+        try:
+            frame = self._frames.pop()
+        except IndexError:
+            frame = _Frame(self._function, self._layout, self._config)
+        frame.fill(*values)
+        if frame.stream != stream:
+            frame.config.hStream = frame.stream = stream
+        (status,) = frame.launch()
+        if status != 0:
+            if status == _INVALID_CONTEXT:
+                bind_context(self._device)
+                (status,) = frame.launch()
+            if status != 0:
+                where = f"for {self._kernel} on cuda:{self._device} with {self._config}"
+                raise DriverError("cuLaunchKernelEx", status, where)
+        self._frames.append(frame)
+
+
+class _Frame:
+    """What one launch in flight owns: its parameter buffer and the driver's launch description."""
+
+    def __init__(self, function: Any, layout: ArgumentLayout, config: LaunchConfig) -> None:
+        driver = bindings()
+        self._arguments = ArgumentFrame(layout)
+        self.fill = self._arguments.fill
+        self.config = driver.CUlaunchConfig()
+        self.config.hStream = self.stream = 0
+        self.config.gridDimX, self.config.gridDimY, self.config.gridDimZ = config.grid
+        self.config.blockDimX, self.config.blockDimY, self.config.blockDimZ = config.block
+        self.config.sharedMemBytes = config.shared_bytes
+        kinds, attributes = driver.CUlaunchAttributeID, []
+        if config.cluster_size > 1:
+            attribute = driver.CUlaunchAttribute()
+            attribute.id = kinds.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            attribute.value.clusterDim.x, attribute.value.clusterDim.y, attribute.value.clusterDim.z = (
+                config.cluster
+            )
+            attributes.append(attribute)
+        if config.programmatic:
+            attribute = driver.CUlaunchAttribute()
+            attribute.id = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attribute.value.programmaticStreamSerializationAllowed = 1
+            attributes.append(attribute)
+        self.config.attrs = attributes
+        self.config.numAttrs = len(attributes)
+        self.launch = functools.partial(
+            driver.cuLaunchKernelEx, self.config, function, self._arguments.address, 0
+        )
