@@ -22,7 +22,6 @@ from swordfish import dispatch, operators, ready
 from swordfish.calls import DecodeCall
 from swordfish.decode.bound import BoundLaunch
 from swordfish.runtime import torch_cuda
-from swordfish.runtime.arguments import CPU_DEVICE
 from swordfish.scheme import Scheme
 from swordfish.tune.operands import random_weight
 
@@ -88,7 +87,6 @@ def _stubs() -> Iterator[Any]:
     for owner, name, value in (
         (dispatch, "planned", lambda *_: nothing),
         (ready, "CPU_DEVICE", None),
-        (torch_cuda, "current_device", lambda: CPU_DEVICE),
         (torch_cuda, "raw_stream", lambda device: 0),
         (torch_cuda, "empty", empty),
     ):

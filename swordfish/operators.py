@@ -212,6 +212,8 @@ def _direct(dispatched: Callable[..., torch.Tensor]) -> Callable[..., torch.Tens
     has to see the call: no gradient, mode, function transform or tensor subclass. Otherwise ``dispatched``,
     the way through torch's dispatcher, which hands ten arguments to Python for half of the host time of a
     call."""
+    grad_enabled, transform = torch.is_grad_enabled, _C._functorch.peek_interpreter_stack
+    dispatch_modes, function_modes = _C._len_torch_dispatch_stack, _C._len_torch_function_stack
 
     def mm(
         x: torch.Tensor,
@@ -226,20 +228,21 @@ def _direct(dispatched: Callable[..., torch.Tensor]) -> Callable[..., torch.Tens
         offset: bool,
     ) -> torch.Tensor:
         if (
-            torch.is_grad_enabled()
-            or _C._len_torch_dispatch_stack()
-            or _C._len_torch_function_stack()
-            or _C._functorch.peek_interpreter_stack() is not None
-            or type(x) is not torch.Tensor
-            or type(words) is not torch.Tensor
-            or type(scale_rows) is not torch.Tensor
-            or (zero_rows is not None and type(zero_rows) is not torch.Tensor)
-            or (perm is not None and type(perm) is not torch.Tensor)
-            or (bias is not None and type(bias) is not torch.Tensor)
-            or x.is_meta
+            type(x) is torch.Tensor
+            and not grad_enabled()
+            and not dispatch_modes()
+            and not function_modes()
+            and transform() is None
         ):
-            return dispatched(x, words, scale_rows, zero_rows, perm, bias, k, n, group_size, offset)
-        return _mm(x, words, scale_rows, zero_rows, perm, bias, k, n, group_size, offset)
+            known = ready.product(
+                x, words, scale_rows, zero_rows, perm, bias, k, n, group_size, offset, overrides()
+            )
+            if known is not None:
+                return known
+            weight = words, scale_rows, zero_rows, perm, bias
+            if not x.is_meta and all(t is None or type(t) is torch.Tensor for t in weight):
+                return _mm(x, words, scale_rows, zero_rows, perm, bias, k, n, group_size, offset)
+        return dispatched(x, words, scale_rows, zero_rows, perm, bias, k, n, group_size, offset)
 
     return mm
 

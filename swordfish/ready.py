@@ -82,6 +82,7 @@ class _Known:
         )
 
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter, type(None))
 _known: dict[int, _Known] = {}
 """By ``id`` of the words."""
 
@@ -102,40 +103,42 @@ def product(
     """``x @ W + bias`` for a weight as its tensors, or ``None``: not a call that :func:`keep` has seen before
     with another x.
 
-    Nothing but the kernel may have to see the call.
+    Nothing but the kernel may have to see the call because of x or where it is made. Weights that something
+    else has to see, tensor subclasses, are not kept.
     """
     known = _known.get(id(words))
     if known is None or not known.is_made_of(
         words, scale_rows, zero_rows, perm, bias, (k, n, group_size, offset), wishes
     ):
         return None
-    shape, device, dtype = x.shape, known.device, known.dtype
+    shape, device = x.shape, known.device
     if (
         not shape
         or shape[-1] != k
-        or x.dtype is not dtype
+        or x.dtype is not known.dtype
         or x.get_device() != device
-        or torch_cuda.current_device() != device
         or not x.is_contiguous()
     ):
         return None
     m = shape[0] if len(shape) == 2 else x.numel() // k
-    launch, address = known.bound.get(m), x.data_ptr()
-    if launch is None or address % 16:
+    launch, x_address = known.bound.get(m), x.data_ptr()
+    if launch is None or x_address % 16:
         return None
-    out = torch_cuda.empty((m, n), (n, 1), dtype)
-    launch(x, address, out, torch_cuda.raw_stream(device))
+    out = torch_cuda.empty((m, n), (n, 1), known.dtype)
+    if out.get_device() != device:  # it is on the current one
+        return None
+    launch(x, x_address, out, torch_cuda.raw_stream(device))
     return out if len(shape) == 2 else out.view(*shape[:-1], n)
 
 
 def keep(call: DecodeCall, m: int, w: PackedWeight, bias: torch.Tensor | None, wishes: Overrides) -> None:
-    """Remember the call for ``m`` rows of this weight, if it is on a GPU; not if every call is to be
-    logged."""
-    if w.words.get_device() == CPU_DEVICE or wishes.log:
+    """Remember the call for ``m`` rows of this weight if it is on a GPU, of tensors that are nothing else as
+    well, and not every call is to be logged."""
+    tensors = w.words, w.scale_rows, w.zero_rows, w.perm, bias
+    if w.words.get_device() == CPU_DEVICE or wishes.log or any(type(t) not in _PLAIN for t in tensors):
         return
-    known, scheme = _known.get(id(w.words)), w.scheme
-    key = (*w.shape, scheme.group_size, scheme.zeros == "offset")
-    if known is None or not known.is_made_of(w.words, w.scale_rows, w.zero_rows, w.perm, bias, key, wishes):
+    known, scheme = _known.get(id(w.words)), (*w.shape, w.scheme.group_size, w.scheme.zeros == "offset")
+    if known is None or not known.is_made_of(*tensors, scheme, wishes):
         known = _known[id(w.words)] = _Known(w, bias, wishes)
     if m not in known.bound:
         known.bound[m] = call.bind(w, bias)

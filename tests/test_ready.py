@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,6 @@ from swordfish.dispatch import LOG_VARIABLE, PATH_VARIABLE
 from swordfish.operators import operands
 from swordfish.reference import reference_mm
 from swordfish.runtime import PreparedLaunch, TensorMap, torch_cuda
-from swordfish.runtime.arguments import CPU_DEVICE
 from tests.backends import quantised
 
 K, N = 192, 72
@@ -58,7 +58,6 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(dispatch, "planned", lambda *_: call)
     monkeypatch.setattr(ready, "CPU_DEVICE", None)
     monkeypatch.setattr(ready, "_known", {})
-    monkeypatch.setattr(torch_cuda, "current_device", lambda: CPU_DEVICE)
     monkeypatch.setattr(torch_cuda, "raw_stream", lambda device: 77)
     monkeypatch.setattr(torch_cuda, "empty", torch._C._dynamo.guards._empty_strided_cpu)
     return found
@@ -152,8 +151,25 @@ def test_another_current_device_goes_the_long_way(ways: list[str], monkeypatch: 
     w = quantised(K, N, group_size=64)
     x = tokens(w, 2)
     sf.mm(x, w)
-    monkeypatch.setattr(torch_cuda, "current_device", lambda: 1)
-    sf.mm(x, w)
+    elsewhere = types.SimpleNamespace(get_device=lambda: 1)
+    monkeypatch.setattr(torch_cuda, "empty", lambda *_: elsewhere)
+    assert torch.equal(sf.mm(x, w), wanted(x, w)) and ways == ["long", "long"]
+
+
+class Marked(torch.Tensor):
+    """A subclass that sees what is done with it."""
+
+
+@pytest.mark.parametrize("index", range(5))
+def test_tensor_subclasses_are_seen_every_time(index: int, ways: list[str]) -> None:
+    w = quantised(K, N, group_size=64, zeros="integer", act_order=True, bias=True)
+    tensors = [w.words, w.scale_rows, w.zero_rows, w.perm, w.bias]
+    tensors[index] = tensors[index].as_subclass(Marked)  # type: ignore[union-attr]
+    marked = sf.PackedWeight(*tensors, w.scheme, w.shape)  # type: ignore[arg-type]
+    x = tokens(w, 2)
+    with torch.no_grad():
+        for _ in range(2):
+            assert type(operator(x, marked)) is Marked
     assert ways == ["long", "long"]
 
 

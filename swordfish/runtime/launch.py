@@ -16,7 +16,7 @@ from swordfish.runtime.artifact import Artifact
 from swordfish.runtime.backend import active_emulation
 from swordfish.runtime.device import device_props
 from swordfish.runtime.driver import bind_context, bindings, check
-from swordfish.runtime.raw_launch import RawLaunch
+from swordfish.runtime.raw_launch import RawLaunch, raw_launch
 from swordfish.runtime.tensor_map import TensorMap
 
 __all__ = ["Kernel", "LaunchConfig", "PreparedLaunch"]
@@ -254,7 +254,7 @@ class PreparedLaunch:
         found = self._raw.get((layout, device))
         if found is None:
             function = self.kernel.load(device, self.config)
-            found = RawLaunch(function, device, layout, self.config, repr(self.kernel))
+            found = raw_launch(function, device, layout, self.config, self.kernel)
             self._raw[layout, device] = found
         return found
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from swordfish.runtime.arguments import ArgumentFrame, ArgumentLayout
 from swordfish.runtime.driver import DriverError, bind_context, bindings
@@ -11,50 +12,51 @@ from swordfish.runtime.driver import DriverError, bind_context, bindings
 if TYPE_CHECKING:
     from swordfish.runtime.launch import LaunchConfig
 
-__all__ = ["RawLaunch"]
+__all__ = ["RawLaunch", "raw_launch"]
+
+RawLaunch: TypeAlias = "Callable[..., None]"
+"""``launch(stream, *values)``: queues a kernel on the stream of this handle. Safe to call from several
+threads.
+
+The device must be current. ``values`` are the kernel's parameters in order, unchecked: addresses and integers
+as ints (null is 0), everything larger as bytes. Raises ``DriverError`` if the launch fails.
+"""
 
 _INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT: a thread that has not used this device yet
 
 
-class RawLaunch:
-    """``launch(stream, *values)``: queues the kernel on the stream of this handle. Safe to call from several
-    threads.
+def raw_launch(
+    function: Any, device: int, layout: ArgumentLayout, config: LaunchConfig, kernel: object
+) -> RawLaunch:
+    """A launch of the driver's ``function`` on ``device``. A closure, which is the cheapest thing to call.
 
-    The device must be current. ``values`` are the kernel's parameters in order, unchecked: addresses and
-    integers as ints (null is 0), everything larger as bytes.
-
-    Raises (when called):
-        DriverError: the launch fails.
+    ``kernel`` is what an error calls it.
     """
+    frames: list[_Frame] = []
 
-    def __init__(
-        self, function: Any, device: int, layout: ArgumentLayout, config: LaunchConfig, kernel: str
-    ) -> None:
-        self._function = function
-        self._device = device
-        self._layout = layout
-        self._config = config
-        self._kernel = kernel
-        self._frames: list[_Frame] = []
+    def failed(status: Any, frame: _Frame) -> None:
+        """Again in a thread that had no context; everything else is an error."""
+        if status == _INVALID_CONTEXT:
+            bind_context(device)
+            (status,) = frame.launch()
+        if status != 0:
+            raise DriverError("cuLaunchKernelEx", status, f"for {kernel} on cuda:{device} with {config}")
 
-    def __call__(self, stream: int, *values: Any) -> None:
+    def launch(stream: int, *values: Any) -> None:
         # One launch at a time owns a frame; list.pop and list.append are atomic.
         try:
-            frame = self._frames.pop()
+            frame = frames.pop()
         except IndexError:
-            frame = _Frame(self._function, self._layout, self._config)
+            frame = _Frame(function, layout, config)
         frame.fill(*values)
         if frame.stream != stream:
             frame.config.hStream = frame.stream = stream
         (status,) = frame.launch()
         if status != 0:
-            if status == _INVALID_CONTEXT:
-                bind_context(self._device)
-                (status,) = frame.launch()
-            if status != 0:
-                where = f"for {self._kernel} on cuda:{self._device} with {self._config}"
-                raise DriverError("cuLaunchKernelEx", status, where)
-        self._frames.append(frame)
+            failed(status, frame)
+        frames.append(frame)
+
+    return launch
 
 
 class _Frame:
