@@ -53,10 +53,10 @@ def prefill_rows(n: int, k: int, props: DeviceProps) -> tuple[int, str]:
 def _dense_rows(n: int, k: int, scheme: Scheme, props: DeviceProps, prefill: bool) -> tuple[int, str]:
     """Fewest rows for which dequantising once and cuBLAS win. docs/dispatch.md has the measurements."""
     if props.arch == "sm_90a":
-        # Llama shapes on an H200. int4: decode takes 0.97 to 1.12 of the time of dense up to 2,560 rows, and
-        # there dense has 0.9 of cuBLAS. int8: level at about 1,200, at 0.8 of cuBLAS; from there on dense
-        # is up to 1.2 times as fast.
-        return (2561 if scheme.bits == 4 else 1281), "cuBLAS makes up for dequantising"
+        # Five Llama shapes on an H200, geometric means: dense and decode are level at 2,048 rows (0.89 of
+        # cuBLAS both with int4, 0.89 and 0.87 with int8). At 2,560 dense has 0.91 and at least 0.90, decode
+        # 0.90 with int4, 0.87 with int8 and 0.83 at least.
+        return 2561, "cuBLAS makes up for dequantising"
     many = props.sm_count >= MANY_SMS
     if not prefill:
         # By data sheet, not measured: bytes of the dequantised weight over memory bandwidth, against the

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -209,7 +211,44 @@ def test_against_exact_product(name: str, wgmma: bool) -> None:
     assert_exact(out, w, x)
 
 
-@pytest.mark.parametrize("cut", [{"split": 3}, {"ctas": 5}], ids=str)
+SPANS = {
+    # m, scheme, configuration; K is no whole number of spans, groups or stages
+    "in place": (
+        150,
+        {"bits": 8},
+        {"tokens": 80, "tiles": 2, "warpgroups": 2, "slots": 3, "in_place": True, "ctas": 3, "span": 3},
+    ),
+    "in place, g64": (
+        80,
+        {"group_size": 64, "zeros": "integer"},
+        {"tokens": 80, "stage_k": 256, "slots": 2, "in_place": True, "scale_rows": 4, "span": 2},
+    ),
+    "two parts": (150, {"zeros": "integer"}, {"tokens": 80, "tiles": 1, "slots": 3, "ctas": 5, "span": 4}),
+    "two parts, g64": (72, {"bits": 8, "group_size": 64}, {"tokens": 72, "tiles": 1, "slots": 3, "span": 2}),
+    "two parts, g32": (
+        24,
+        {"group_size": 32, "dtype": torch.float16},
+        {"tokens": 24, "tiles": 1, "warpgroups": 2, "split": 2, "slots": 3, "span": 3},
+    ),
+    "one tile in place": (24, {}, {"tokens": 24, "tiles": 1, "in_place": True, "span": 2}),
+    "one tile without room for parts": (128, {}, {"tokens": 128, "tiles": 1, "slots": 3, "span": 2}),
+    "short stages": (24, {"bits": 8}, {"tokens": 24, "stage_k": 64, "slots": 5, "span": 5}),
+    "offsets": (24, {"zeros": "offset"}, {"tokens": 24, "ctas": 3, "span": 2}),
+    "channelwise": (24, {"group_size": -1, "zeros": "integer"}, {"tokens": 24, "tiles": 1, "span": 4}),
+}
+
+
+@pytest.mark.parametrize("name", SPANS)
+def test_spans_change_no_bit(name: str) -> None:
+    m, scheme, fields = SPANS[name]
+    w = quantised(640 if scheme.get("group_size") == -1 else 1090, 200, **scheme)  # type: ignore[arg-type]
+    x, config = tokens(m, w), WideConfig(**fields)  # type: ignore[arg-type]
+    out, _ = run(config, w, x, policy="mixed")
+    assert_exact(out, w, x)
+    assert torch.equal(out, run(replace(config, span=1), w, x)[0])
+
+
+@pytest.mark.parametrize("cut", [{"split": 3}, {"ctas": 5}, {"ctas": 5, "span": 3}], ids=str)
 def test_same_bits_whatever_the_order_of_events(cut: dict[str, int]) -> None:
     w = quantised(1024, 128)
     x = tokens(32, w)
@@ -281,6 +320,7 @@ def test_in_place_survives_zero_and_tiny_scales() -> None:
         ("split", 17),
         ("min_ctas", 17),
         ("ctas", -1),
+        ("span", 17),
     ],
 )
 def test_configuration_names_the_field(field: str, value: int) -> None:
@@ -292,6 +332,11 @@ def test_one_tile_needs_two_batches_a_stage() -> None:
     with pytest.raises(ArgumentError, match="stage_k=64"):
         WideConfig(tokens=16, tiles=1, stage_k=64)
     assert WideConfig(tokens=16, tiles=1, stage_k=64, wgmma=False).columns == 64
+
+
+def test_without_wgmma_nothing_is_in_flight() -> None:
+    with pytest.raises(ArgumentError, match="span=2"):
+        WideConfig(tokens=16, wgmma=False, span=2)
 
 
 def test_offsets_cannot_be_folded_in_place() -> None:

@@ -48,6 +48,15 @@ def test_more_rows_make_even_tiles(m: int, tokens: int) -> None:
     assert config.tokens == tokens
 
 
+@pytest.mark.parametrize(
+    ("m", "n", "tokens"),
+    [(384, 4096, 96), (300, 4096, 80), (512, 4096, 128), (384, 8192, 128), (128, 4096, 128)],
+)
+def test_more_tiles_where_they_fill_a_wave(m: int, n: int, tokens: int) -> None:
+    config, _ = choose_wide(m, n, 4096, Scheme(4, 128, "bfloat16"), DeviceProps.for_target("sm_90a"))
+    assert config.tokens == tokens and (config.span > 1) == (tokens <= 96)
+
+
 def test_no_rows() -> None:
     with pytest.raises(ArgumentError, match="m=0"):
         choose_wide(0, 4096, 4096, Scheme(4, 128, "bfloat16"), DeviceProps.for_target("sm_90a"))
@@ -81,7 +90,7 @@ def test_stream_only_where_whole_tiles_leave_sms_without_work() -> None:
             assert tiles >= full * waves * places
 
 
-@pytest.mark.parametrize(("bits", "depth"), [(4, (256, 2)), (8, (128, 3))])
+@pytest.mark.parametrize(("bits", "depth"), [(4, (128, 4)), (8, (128, 3))])
 def test_wide_tiles_of_many_rows(bits: int, depth: tuple[int, int]) -> None:
     """One set of sums, and as much of K in the ring as memory holds."""
     props, scheme = DeviceProps.for_target("sm_90a"), Scheme(bits, 128, "bfloat16")
@@ -89,6 +98,7 @@ def test_wide_tiles_of_many_rows(bits: int, depth: tuple[int, int]) -> None:
     found.append(choose_wide(1024, 8192, 8192, scheme, props)[0])
     for config in found:
         assert config.columns == 256 and config.in_place and (config.stage_k, config.slots) == depth
+        assert config.span * config.stage_k >= 512
         assert replace(config, slots=config.slots + 1).shared_bytes(scheme) > props.smem_per_cta
     assert [bool(config.ctas) for config in found] == [True, True, True, False]
 

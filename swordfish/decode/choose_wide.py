@@ -22,6 +22,9 @@ TOKEN_BUCKETS = (8, 16, 24, 32, 48, 64, 80, 96, 112, 128)
 MAX_TOKENS = TOKEN_BUCKETS[-1]
 """Rows of a tile. More rows make several tiles, in one launch."""
 
+PART_TOKENS = 96
+"""Tokens up to which a tile of a warpgroup has registers for two parts of its sums."""
+
 LARGEST_SPLIT = 8
 """CTAs of a cluster that every device can run."""
 
@@ -51,6 +54,7 @@ class _Cut:
     slots: int
     in_place: bool = False
     stream: bool = False
+    span: int = 1
     always: bool = False  # equal parts also where whole tiles would leave few SMs without work
 
     @property
@@ -76,7 +80,7 @@ def choose_wide(m: int, n: int, k: int, scheme: Scheme, props: DeviceProps) -> t
     most = 64 if scheme.zeros == "offset" or (scheme.bits == 8 and not wgmma) else MAX_TOKENS
     if not wgmma and 0 < scheme.group_size < 128:
         most = min(most, 96)  # two groups in a stage: 112 tokens spill 80 bytes
-    row_tiles = -(-m // most)
+    row_tiles = _row_tiles(m, columns, props.sm_count) if wgmma and most == MAX_TOKENS else -(-m // most)
     tokens = next(t for t in TOKEN_BUCKETS if t * row_tiles >= m)
     blocks, work = columns * row_tiles, tokens * row_tiles * columns * k * 64
     if not wgmma:
@@ -146,38 +150,53 @@ def _many_tokens(
     return _many_rows(tokens, tiles, -(-columns // 4) * row_tiles, k, bits, props.sm_count)
 
 
+def _row_tiles(m: int, columns: int, sms: int) -> int:
+    """Tiles of rows, as few as there can be. But up to 96 rows two parts of the sums take turns, so that more
+    tiles are worth it where they fill a wave that few do not."""
+    few, more = -(-m // MAX_TOKENS), -(-m // PART_TOKENS)
+    pairs = -(-columns // 2)
+    # M = 384 on 4096 x 4096 and 14336 x 4096: 19.9 and 62.2, int8 21.6 and 72.7; three tiles 23.3 and 71.5,
+    # 26.2 and 76.2.
+    fill = FULL_WAVES * sms <= pairs * more <= sms
+    return more if few > 1 and fill and pairs * few < FULL_WAVES * sms else few
+
+
 def _many_rows(tokens: int, tiles: int, wide: int, k: int, bits: int, sms: int) -> tuple[_Cut, str]:
     """More rows than a tile has: ``tiles`` of 128 columns, or ``wide`` ones of 256 with one set of sums.
 
     Equal parts go from tile to tile without a start and an end for each; whole tiles have nothing to merge.
-    Times of int4, and where it says so of int8, whose stages of 256 columns are half as long.
+    Times of int4 and, behind a stroke, int8.
     """
 
     def fill(count: int) -> bool:
         return count >= FULL_WAVES * -(-count // sms) * sms
 
-    narrow = _Cut(1, 2, 128, 1, 6 if tokens <= 96 else 5)
-    broad = _Cut(2, 2, 256 if bits == 4 else 128, 1, 2 if bits == 4 else 3, in_place=True)
+    narrow = _Cut(1, 2, 128, 1, 6, span=4) if tokens <= PART_TOKENS else _Cut(1, 2, 128, 1, 5)
+    # M = 1024 on four shapes, of cuBLAS: without spans 0.82 | 0.81, with stages of 256 k 0.89; with both or
+    # with spans 0.90 | 0.89.
+    broad = _Cut(2, 2, 128, 1, 4, in_place=True, span=4 if bits == 4 else 8)
     even_narrow, even_broad = (replace(cut, stream=True, always=True) for cut in (narrow, broad))
     wide_waves, waves = -(-wide // sms), -(-tiles // sms)
     two, one = "128 share their tokens", "256 share their tokens, one set of sums"
-    if wide_waves >= (4 if bits == 4 else 6):
-        # M = 640, 1024, 2048 on 4096 x 28672: 220, 363, 728; whole tiles 248, 366, 746, of 128 columns 238,
-        # 372, 756. int8 at M = 512, 640, 2048: 216, 249, 826, of 128 columns 197, 245, 827.
+    if wide_waves >= 4:
+        # M = 640, 1024, 2048 on 4096 x 28672: 229, 372, 731 | 251, 386, 789; whole tiles 263, 378, 762 | 287,
+        # 395, 813; of 128 columns 230, 376, 726 | 253, 400, 798.
         return even_broad, one
     if fill(wide):
-        # M = 1024 on 4096 x 4096, 14336 x 4096 and 8192 x 8192: 48.5, 155, 183; equal parts 53.9, 171, 191,
-        # 128 columns 49.6, 167, 187.
+        # M = 1024 on 4096 x 4096, 14336 x 4096 and 8192 x 8192: 50.4, 173, 205 | 53.3, 189, 216; equal parts
+        # 59.5, 182, 211 | 63.9, 199, 221; 128 columns 53.6, 183, 209 | 58.9, 199, 225.
         return broad, one
-    if fill(tiles) and waves <= (5 if bits == 4 else 3):
-        # M = 1536 on 4096 x 4096 and 14336 x 4096, 768 on 8192 x 8192: 75.8, 256, 139; in equal parts 82.3,
-        # 280, 158, of 256 columns 84.6, 272, 151.
+    if fill(tiles) and waves <= 2:
+        # M = 512 on 4096 x 4096, 14336 x 4096: 24.7, 83.3 | 27.5, 89.1; in equal parts 29.8, 97.5 | 31.4,
+        # 94.7, of 256 columns 36.5, 93.4 | 41.0, 105. Three waves are level: 4096 x 4096 at M = 1536 takes
+        # 77.9 | 87.8, in equal parts 80.4 | 85.0.
         return narrow, two
-    if wide >= sms and (bits == 4 or k > SHORT_K):
-        # M = 1280 and 1792 on 14336 x 4096, 1792 on 8192 x 8192: 228, 300, 350; of 128 columns 243, 328, 370.
-        # int8 on the same: 241, 336, 396; 258, 361, 385; it gains nothing with a shorter K.
+    if wide >= sms and k > SHORT_K:
+        # M = 1280, 1536, 2560 on 14336 x 4096: 221, 262, 439 | 233, 287, 483; of 128 columns 237, 268, 461 |
+        # 238, 289, 509. On 4096 x 4096 72, 85, 139 | 81, 94, 148; of 128 columns 66, 78, 133 | 73, 85, 143.
         return even_broad, one
-    # M = 768 on 4096 x 4096 and x 6144: 45.2 and 65.1; 256 columns 45.8 and 66.0, whole tiles 47.9 and 74.5.
+    # M = 768 on 4096 x 4096 and x 6144: 42.0, 61.5 | 47.2, 66.6; 256 columns 47.5, 66.9 | 53.6, 72.2, whole
+    # tiles 48.4, 76.9 | 56.8, 85.5.
     return even_narrow, two
 
 
@@ -254,6 +273,9 @@ def _fit(
     # The single scale of a column waits for the end, unless a CTA goes on to other columns.
     in_place = cut.in_place and (scheme.group_size != CHANNELWISE or ctas > 0)
     whole = scheme.group_size != CHANNELWISE and cut.stage_k % scheme.group_size == 0
+    # Long ones of int8 spill up to 32 bytes with the zero points of two tiles, or short groups.
+    tight = scheme.bits == 8 and (scheme.zeros != "none" or 0 < scheme.group_size < 64)
+    span = min(cut.span, 2) if tight else cut.span
     base = WideConfig(
         tokens,
         cut.tiles,
@@ -266,6 +288,7 @@ def _fit(
         in_place=in_place,
         scale_rows=cut.stage_k // scheme.group_size if whole else 1,
         ctas=ctas,
+        span=span,
     )
     for overlay in (False, True) if split > 1 else (False,):
         # Its own place for the sums costs at most half of the slots.

@@ -52,6 +52,8 @@ class WideConfig:
     ``in_place``      one set of sums, kept in units of the running scale (``device/wide_sums.cuh``).
     ``ctas``          Stream-K: so many CTAs share the units (stages of output tiles) evenly; 0: a cluster
                       for each tile.
+    ``span``          stages after which the tensor cores pause: products in flight cannot go round a loop.
+                      What is left of a range at the end goes stage by stage. 1 to 16, with wgmma.
 
     Raises ``ArgumentError`` on a value outside these sets.
     """
@@ -71,6 +73,7 @@ class WideConfig:
     in_place: bool = False
     scale_rows: int = 1
     ctas: int = 0
+    span: int = 1
 
     def __post_init__(self) -> None:
         if self.tokens not in range(8, 257, 8):
@@ -96,6 +99,8 @@ class WideConfig:
             raise ArgumentError("ctas", self.ctas, "0 to 65535")
         if self.ctas and (self.split > 1 or self.overlay):
             raise ArgumentError("ctas", self.ctas, f"0 with split={self.split}, overlay={self.overlay}")
+        if self.span not in (range(1, 17) if self.wgmma else (1,)):
+            raise ArgumentError("span", self.span, "1 to 16, or 1 without wgmma")
         if self.min_ctas not in range(1, 17):
             raise ArgumentError("min_ctas", self.min_ctas, "1 to 16")
         if self.threads * self.min_ctas > 2048:
@@ -205,6 +210,7 @@ class WideConfig:
             "SF_SHARED_BYTES": self.shared_bytes(scheme),
             "SF_USE_WGMMA": int(self.wgmma),
             "SF_IN_PLACE": int(self.in_place),
+            "SF_SPAN": self.span,
             "SF_REGISTERS": self.registers,
             "SF_PRODUCER_REGISTERS": _PRODUCER_REGISTERS,
         }

@@ -65,7 +65,7 @@ SF_DEVICE void dequantise4(u32 q, RowBias bias, u32 (&a)[4]) {
 // int8: words 2j and 2j+1 hold rows c and 8 + c of m16 tile j.
 SF_DEVICE void dequantise8(u32 q0, u32 q1, RowBias bias, u32 (&a)[4]) {
   a[0] = fma2(q0 & 0x00ff00ffu, SF_MUL_LOW, bias.low);
-  a[2] = fma2((q0 >> 8) & 0x00ff00ffu, SF_MUL_LOW, bias.low);
+  a[2] = fma2(__byte_perm(q0, 0, 0x4341), SF_MUL_LOW, bias.low);
   a[1] = fma2(q1 & 0x00ff00ffu, SF_MUL_LOW, bias.high);
-  a[3] = fma2((q1 >> 8) & 0x00ff00ffu, SF_MUL_LOW, bias.high);
+  a[3] = fma2(__byte_perm(q1, 0, 0x4341), SF_MUL_LOW, bias.high);
 }

@@ -29,14 +29,17 @@ struct Products {
     }
   }
 
-  // One stage; the contract of wide_wgmma.cuh, with nothing prepared for the next one.
-  template <class Ready, class Release>
-  SF_DEVICE void stage(int slot, int next_slot, u32 slot_at, bool last, Ready ready, Release release) {
+  // One stage: the contract of wide_wgmma.cuh, with nothing prepared for the next one.
+  template <int COUNT, class Ready, class Release>
+  SF_DEVICE void span(const Slots& slots, Position& at, bool more, bool last, Ready ready, Release release) {
+    static_assert(COUNT == 1, "there are no products in flight to keep going");
+    const int slot = at.slot;
     // With a scale for every 32 k all steps are alike, and unrolled the compiler would overlap them until it runs out of registers.
 #pragma unroll(SEGMENT == 32 ? 1 : STAGE_K / 32)
-    for (int k32 = 0; k32 < STAGE_K / 32; k32++) step(k32, slot * SLOT_BYTES, slot_at);
-    release();
-    ready();
+    for (int k32 = 0; k32 < STAGE_K / 32; k32++) step(k32, slot * SLOT_BYTES, slots.slot(slot));
+    release(slot);
+    at.advance();
+    if (more) ready(at);
   }
 
  private:
@@ -85,7 +88,7 @@ struct Products {
       }
       if (last && !ONE_SET) {
 #pragma unroll
-        for (int i = 0; i < TILES; i++) sums.end_segment(i, scale[i], zero[i], n, n + 1);
+        for (int i = 0; i < TILES; i++) sums.end_segment(i, scale[i], zero[i], 0, n, n + 1);
       }
     }
   }

@@ -22,6 +22,16 @@ struct Slots {
   }
 };
 
+// A slot to read and the parity of its filling.
+struct Position {
+  int slot = 0, parity = 0;
+
+  SF_DEVICE void advance() {
+    slot = slot + 1 == SLOTS ? 0 : slot + 1;
+    if (slot == 0) parity ^= 1;
+  }
+};
+
 struct Operands { const TensorMap &words, &scales, &zeros, &x; };
 
 // Where a stage lies in the operands; goes on from tile to tile.

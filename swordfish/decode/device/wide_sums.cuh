@@ -2,6 +2,7 @@
 // scale has to meet that scale here, in one of two ways:
 //
 //   two sets   the segment is summed on its own and then added:  total += scale * part
+//              A single tile has two parts where registers allow, so that one is added while the other is summed.
 //   in place   totals are kept in units of the running scale:    total *= previous scale / scale   before a segment, and total *= scale
 //              at the very end. Half the registers, so twice the tokens or tiles. A scale below UNIT_FLOOR counts as UNIT_FLOOR there.
 //
@@ -13,6 +14,9 @@ constexpr bool IN_PLACE = SF_IN_PLACE && !CHANNELWISE;
 constexpr bool ONE_SET = IN_PLACE || CHANNELWISE;
 constexpr bool OFFSETS = SF_ZEROS == SF_ZEROS_OFFSET;  // scale * q + zero: needs the sums of the tokens, too
 static_assert(!(IN_PLACE && OFFSETS), "offsets are added to totals in plain units");
+
+// Parts of a tile, which need registers. 90 are enough for all else.
+constexpr int PARTS = SF_SPAN > 1 && TILES == 1 && !ONE_SET && !OFFSETS && 3 * TOKENS / 2 + 90 <= SF_REGISTERS ? 2 : 1;
 
 constexpr float UNIT_FLOOR = SF_BF16 ? 8.27e-25f : 8.67e-19f;  // 2^-80, 2^-60: far below any scale in use but zero
 
@@ -26,8 +30,8 @@ SF_DEVICE float unit_of(float scale) { return copysignf(fmaxf(fabsf(scale), UNIT
 
 struct Sums {
   float total[TILES][TOKENS / 2];
-  float part[TILES][TOKENS / 2];  // two sets: of the running segment
-  float tokens[TOKENS / 2];       // offsets: sums of the tokens themselves, in UNIT
+  float part[PARTS][TILES][TOKENS / 2];  // two sets: of the running segment
+  float tokens[TOKENS / 2];  // offsets: sums of the tokens themselves, in UNIT
   float unit[TILES][2], ratio[TILES][2];  // in place: of rows c and 8 + c
 
   // Before the first product of a column tile. The first product of a segment overwrites what it finds in `part`; it is cleared so that its
@@ -37,16 +41,20 @@ struct Sums {
     for (int i = 0; i < TILES; i++) {
       unit[i][0] = unit[i][1] = 1.0f;
 #pragma unroll
-      for (int e = 0; e < TOKENS / 2; e++) total[i][e] = part[i][e] = 0.0f;
+      for (int e = 0; e < TOKENS / 2; e++) {
+        total[i][e] = 0.0f;
+#pragma unroll
+        for (int p = 0; p < PARTS; p++) part[p][i][e] = 0.0f;
+      }
     }
 #pragma unroll
     for (int e = 0; e < TOKENS / 2; e++) tokens[e] = 0.0f;
   }
 
   // What products of tile i are added to.
-  SF_DEVICE float (&running(int i))[TOKENS / 2] {
+  SF_DEVICE float (&running(int i, int p = 0))[TOKENS / 2] {
     if constexpr (ONE_SET) return total[i];
-    else return part[i];
+    else return part[p][i];
   }
 
   // Before the first product of a segment. In place only. The ratios can be known before the sums are at rest.
@@ -67,9 +75,9 @@ struct Sums {
   }
 
   // After the last product of a segment, for n8 tiles from `begin` to `end` of the tokens. Two sets only.
-  SF_DEVICE void end_segment(int i, RowPair scale, RowPair zero, int begin = 0, int end = TOKENS / 8) {
+  SF_DEVICE void end_segment(int i, RowPair scale, RowPair zero, int p = 0, int begin = 0, int end = TOKENS / 8) {
     if constexpr (!ONE_SET) {
-      fold(total[i], part[i], scale, begin, end);
+      fold(total[i], part[p][i], scale, begin, end);
       if constexpr (OFFSETS) fold(total[i], tokens, zero, begin, end);
     }
   }

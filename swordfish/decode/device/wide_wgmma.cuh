@@ -1,5 +1,5 @@
 // Products by wgmma (sm_90a). A stage is cut into batches: up to four k16 steps of one tile. While the tensor cores work on a batch, the
-// next one is dequantised into the other fragment buffer.
+// next one is dequantised into the other fragment buffer. Products in flight cannot go round a loop, so several stages make a span.
 #pragma once
 #include "wgmma.cuh"
 #include "wide_sums.cuh"
@@ -9,19 +9,21 @@ constexpr int DEPTHS = STAGE_K / (16 * STEPS);
 constexpr int BATCHES = DEPTHS * TILES;  // batch = depth * TILES + tile
 static_assert(BATCHES % 2 == 0, "fragment buffers alternate");
 
-// Sums of a tile may be touched while other tiles multiply. With one tile, or with the token sums of offset weights, there are no others.
-constexpr bool DRAIN = TILES == 1 || OFFSETS;
+// Sums of a tile may be touched while other tiles multiply, a part while another is summed. With one tile and one part, or with the token sums
+// of offset weights, there are no others.
+constexpr bool DRAIN = (TILES == 1 && PARTS == 1) || OFFSETS;
 
 SF_DEVICE constexpr bool begins(int depth) { return !CHANNELWISE && depth * STEPS * 16 % SEGMENT == 0; }
 SF_DEVICE constexpr bool ends(int depth) { return !CHANNELWISE && (depth + 1) * STEPS * 16 % SEGMENT == 0; }
 SF_DEVICE constexpr int segment_of(int depth) { return depth * STEPS * 16 / SEGMENT; }
+SF_DEVICE constexpr int part_of(int i) { return (i / BATCHES * SEGMENTS + segment_of(i % BATCHES / TILES)) % PARTS; }  // batch i of a span
 
 struct Products {
   Sums sums;
   u32 fragment[2][STEPS][4];
   u32 words[2][STEPS][TILES * LANE_WORDS];
   RowBias bias[TILES];
-  RowPair scale[TILES], zero[TILES], unit[TILES];
+  RowPair scale[PARTS][TILES], zero[TILES], unit[TILES];
   u32 words_at, row_at;  // of the lane, in slot 0: words, first row of scales
 
   SF_DEVICE Products(const Place& p, u32 shared) {
@@ -45,51 +47,58 @@ struct Products {
     next_units();  // all totals are zero: nothing to rescale
   }
 
-  // One stage. On entry its first batch is dequantised and nothing is in flight; on exit the same holds for the next stage. `ready`
-  // waits for the next slot and says whether there is one; `release` says that this slot has been read.
-  // After the `last` stage of a tile begin_tile() prepares the next one.
-  template <class Ready, class Release>
-  SF_DEVICE void stage(int slot, int next_slot, u32 slot_at, bool last, Ready ready, Release release) {
-    const u64 tokens = wgmma_descriptor(slot_at);
-    bool more = false;
+  // A span: COUNT stages without a pause of the tensor cores. On entry its first batch is dequantised and nothing is in flight; on exit the same
+  // holds for the next stage. `ready` waits for a slot, `release` says that one has been read. Whether there are `more` stages to come in the
+  // range, or these are the `last` ones of a tile: then begin_tile() prepares the next one.
+  template <int COUNT, class Ready, class Release>
+  SF_DEVICE void span(const Slots& slots, Position& at, bool more, bool last, Ready ready, Release release) {
+    constexpr int ALL = COUNT * BATCHES;
+    int slot = at.slot, before = slot;
 #pragma unroll
-    for (int batch = 0; batch < BATCHES; batch++) {
-      const int depth = batch / TILES, tile = batch % TILES;
-      if (batch >= 2) wgmma_wait<1>();
-      if (!DRAIN && batch >= 2) end_segment(batch - 2);
-      if (batch > 0) dequantise(batch, slot);
-      if (DRAIN && batch > 0 && tile == 0 && begins(depth)) {
-        wgmma_wait<0>();
-        end_segments(depth - 1);
+    for (int i = 0; i < ALL; i++) {
+      const int batch = i % BATCHES, depth = batch / TILES, tile = batch % TILES;
+      if (i > 0 && batch == 0) {
+        before = slot;
+        slot = at.slot;
       }
-      if (IN_PLACE && depth > 0 && begins(depth)) {
+      if (i >= 2) wgmma_wait<1>();
+      if (i > 1 && batch == 1) release(before);
+      if (!DRAIN && i >= 2) end_segment(i - 2);
+      if (i > 0) dequantise(batch, slot);
+      if (DRAIN && i > 0 && tile == 0 && begins(depth)) {
+        wgmma_wait<0>();
+        end_segments(i);
+      }
+      if (IN_PLACE && i >= TILES && begins(depth)) {
         sums.next_unit(tile, load_row_pair(row_of(depth, slot), tile));
         sums.rescale(tile);
       }
       if (batch == BATCHES - 1) {
-        more = ready();
-        if (more) {
-          load_words(0, next_slot);
-          load_units(next_slot);
+        at.advance();
+        const bool ends = i == ALL - 1;
+        if (!ends || more) {
+          ready(at);
+          load_words(0, at.slot);
+          if (ends) load_units(at.slot);
         }
       }
-      multiply(batch, tokens);
+      multiply(i, wgmma_descriptor(slots.slot(slot)));
       // Nothing that prepares the next batch may come between the products of this one: with many tokens and one tile the compiler puts
       // it behind the first of four, where the tensor cores run dry.
       if (TILES == 1 && TOKENS > 96) warp_sync();
-      load_scale(batch, slot);
+      load_scale(i, slot);
       if (tile == 0 && depth + 1 < DEPTHS) load_words(depth + 1, slot);
     }
     wgmma_wait<1>();
-    if (!DRAIN) end_segment(BATCHES - 2);
-    dequantise(0, more ? next_slot : slot);  // a branch here would make the compiler serialise the products
+    if (!DRAIN) end_segment(ALL - 2);
+    dequantise(0, more ? at.slot : slot);  // a branch here would make the compiler serialise the products
     if (more && !last) next_units();
     wgmma_fence();  // keeps the compiler from moving this work behind the wait
     wgmma_wait<0>();
-    release();
-    if (DRAIN) end_segments(DEPTHS - 1);
-    if (!DRAIN) end_segment(BATCHES - 1);
-    // Totals that no product of a stage has touched yet cannot change once one is in flight: all tiles change here.
+    release(slot);
+    if (DRAIN) end_segments(ALL);
+    if (!DRAIN) end_segment(ALL - 1);
+    // Totals that no product of a span has touched yet cannot change once one is in flight: all tiles change here.
     if (more && !last) {
 #pragma unroll
       for (int tile = 0; tile < TILES; tile++) sums.rescale(tile);
@@ -111,15 +120,16 @@ struct Products {
     for (int k = 0; k < STEPS; k++) dequantise_fragment(words[depth & 1][k], tile, bias[tile], fragment[batch & 1][k]);
   }
 
-  SF_DEVICE void multiply(int batch, u64 tokens) {
-    const int depth = batch / TILES, tile = batch % TILES;
+  // i counts the batches of a span.
+  SF_DEVICE void multiply(int i, u64 tokens) {
+    const int depth = i % BATCHES / TILES, tile = i % TILES;
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < STEPS; k++) {
       const int step = depth * STEPS + k;
       const u64 b = tokens + (step / 4 * PANEL_BYTES + step % 4 * 32) / 16;
       const bool first = begins(depth) && k == 0;
-      wgmma(sums.running(tile), fragment[batch & 1][k], b, ONE_SET || !first);
+      wgmma(sums.running(tile, part_of(i)), fragment[i & 1][k], b, ONE_SET || !first);
       if constexpr (OFFSETS) {
         const u32 ones[4] = {UNIT_PAIR, UNIT_PAIR, UNIT_PAIR, UNIT_PAIR};
         if (tile == 0) wgmma(sums.tokens, ones, b, !first);
@@ -140,19 +150,21 @@ struct Products {
   }
 
   // Scales are loaded long before they are needed, while products run.
-  SF_DEVICE void load_scale(int batch, int slot) {
-    const int depth = batch / TILES, tile = batch % TILES;
+  SF_DEVICE void load_scale(int i, int slot) {
+    const int depth = i % BATCHES / TILES, tile = i % TILES;
     if (ONE_SET || !ends(depth)) return;
-    scale[tile] = load_row_pair(row_of(depth, slot), tile);
+    scale[part_of(i)][tile] = load_row_pair(row_of(depth, slot), tile);
     if (OFFSETS) zero[tile] = load_row_pair(row_of(depth, slot) + SCALE_ROWS * ROW_BYTES, tile);
   }
 
-  SF_DEVICE void end_segment(int batch) {
-    if (ends(batch / TILES)) sums.end_segment(batch % TILES, scale[batch % TILES], zero[batch % TILES]);
+  SF_DEVICE void end_segment(int i) {
+    const int tile = i % TILES;
+    if (ends(i % BATCHES / TILES)) sums.end_segment(tile, scale[part_of(i)][tile], zero[tile], part_of(i));
   }
 
-  SF_DEVICE void end_segments(int depth) {
+  // Of all tiles, in the batches before batch i.
+  SF_DEVICE void end_segments(int i) {
 #pragma unroll
-    for (int tile = 0; tile < TILES; tile++) end_segment(depth * TILES + tile);
+    for (int tile = 0; tile < TILES; tile++) end_segment(i - TILES + tile);
   }
 };
