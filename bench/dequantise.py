@@ -132,7 +132,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     ]
     arch, backend = device_props(torch.cuda.current_device()).arch, CudaBackend()
     sources = [copy_source(t) for t in THREADS]
-    sources += [DequantConfig(t).source(s) for s in schemes for t in (False, True)]
+    kinds = DequantConfig(), DequantConfig(bulk=True), DequantConfig(transposed=True)
+    sources += [kind.source(s) for s in schemes for kind in kinds]
     compile_many([(source, arch) for source in sources])
     rows = [measure(shape, s, backend) for s in schemes for shape in parse_shapes(options.shapes)]
     print(markdown(rows))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import swordfish as sf
-from swordfish.dense import WORKSPACE_BYTES, DequantConfig, dense_mm, dequantize_into
+from swordfish.dense import WORKSPACE_BYTES, DequantConfig, dense_mm, dequant, dequantize_into
 from swordfish.errors import ArgumentError, ArgumentTypeError
 from swordfish.weights import dequantize_by_torch
 from tests.backends import BACKENDS, EMULATED, Backend, quantised
@@ -133,6 +133,35 @@ def test_stores_as_wide_as_the_alignment_allows(offset: int, pitch: int, width: 
     assert torch.equal(bits(out), bits(dequantize_by_torch(w)))
 
 
+@pytest.mark.parametrize("backend", BACKENDS, ids=str)
+@pytest.mark.parametrize("int_bits", [4, 8])
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize(("k", "n"), [(160, 200), (90, 1032), (16, 512)])
+def test_large_outputs_are_stored_by_the_copy_engine(
+    k: int, n: int, scheme: str, int_bits: int, backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pieces of rows that end with the row, or inside its last block; rows that end inside a block."""
+    w = quantised(k, n, bits=int_bits, device=backend.device, **SCHEMES[scheme])
+    monkeypatch.setattr(dequant, "BULK_BYTES", 2 * k * n)
+    assert DequantConfig.for_output(torch.empty(k, n, dtype=w.dtype), transposed=False).bulk
+    assert torch.equal(bits(expand(w, backend, transposed=False)), bits(dequantize_by_torch(w)))
+
+
+def test_the_copy_engine_leaves_out_what_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of padding, and columns beside a part; stores that are too narrow for it go as ever."""
+    monkeypatch.setattr(dequant, "BULK_BYTES", 0)
+    w = unequal_groups()
+    assert torch.equal(bits(expand(w, EMULATED[0], transposed=False)), bits(dequantize_by_torch(w)))
+    w = quantised(96, 200, zeros="integer", group_size=32)
+    out = torch.full((96, 136), float("nan"), dtype=w.dtype)
+    with sf.emulate("sm_90a"):
+        dequantize_into(w, out[:, :128], columns=(64, 192))
+    assert torch.equal(bits(out[:, :128]), bits(dequantize_by_torch(w)[:, 64:192]))
+    assert out[:, 128:].isnan().all()
+    assert not DequantConfig.for_output(out[:, 4:12], transposed=False).bulk
+    assert not DequantConfig.for_output(out, transposed=True).bulk
+
+
 @pytest.mark.parametrize("transposed", [False, True], ids=["KN", "NK"])
 def test_some_columns(transposed: bool) -> None:
     w = quantised(96, 200, zeros="integer", group_size=32)
@@ -161,6 +190,9 @@ def test_what_does_not_fit_is_named() -> None:
         dequantize_into(w, good)
     with pytest.raises(ArgumentError, match="width=3"):
         DequantConfig(width=3)
+    for other in ({"width": 4}, {"transposed": True}):
+        with pytest.raises(ArgumentError, match="bulk=True"):
+            DequantConfig(bulk=True, **other)
 
 
 def assert_product(w: sf.PackedWeight, x: torch.Tensor, *, limit: int = WORKSPACE_BYTES) -> None:

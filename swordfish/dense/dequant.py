@@ -17,11 +17,14 @@ from swordfish.runtime.registry import get_kernel
 from swordfish.runtime.source import KernelSource, assemble
 from swordfish.scheme import CHANNELWISE, Scheme
 
-__all__ = ["DequantConfig", "dequantize_into", "fill"]
+__all__ = ["BULK_BYTES", "DequantConfig", "dequantize_into", "fill"]
 
-_WARPS = 4
 _STEP = 16
 """Rows that a CTA takes in ``[K, N]``; in ``[N, K]`` it takes a whole block."""
+
+BULK_BYTES = 200_000_000
+"""``[K, N]`` outputs from here on are stored by the copy engine: faster from 235 MB on, slower at 34 MB, where
+the output stays in L2; sizes between were not compared (docs/dense.md)."""
 
 _WIDTHS = (8, 4, 2, 1)
 _ONE_GROUP = 2**31 - 1
@@ -33,21 +36,27 @@ class DequantConfig:
 
     ``transposed``  writes ``[N, K]`` instead of ``[K, N]``.
     ``width``       elements of a store, 8, 4, 2 or 1: what the rows of the output are aligned to.
+    ``bulk``        the copy engine stores, in pieces of 1 KB; for ``[K, N]`` with a width of 8.
     """
 
     transposed: bool = False
     width: int = 8
+    bulk: bool = False
 
     def __post_init__(self) -> None:
         if self.width not in _WIDTHS:
             raise ArgumentError("DequantConfig.width", self.width, f"one of {_WIDTHS}")
+        if self.bulk and (self.transposed or self.width != 8):
+            raise ArgumentError("DequantConfig.bulk", True, "False unless [K, N] has a width of 8")
 
     @classmethod
     def for_output(cls, out: torch.Tensor, *, transposed: bool) -> DequantConfig:
-        """The widest stores that ``out``, 2-D with unit inner stride, allows."""
+        """The widest stores that ``out``, 2-D with unit inner stride, allows; by the copy engine if it is
+        large."""
         pitch = out.stride(0) if out.shape[0] > 1 else 0
         fits = (w for w in _WIDTHS if not (out.data_ptr() % (2 * w) or pitch % w or out.shape[1] % w))
-        return cls(transposed, next(fits))
+        width, size = next(fits), out.numel() * out.element_size()
+        return cls(transposed, width, bulk=not transposed and width == 8 and size >= BULK_BYTES)
 
     @classmethod
     def for_product(cls, scheme: Scheme) -> DequantConfig:
@@ -62,11 +71,16 @@ class DequantConfig:
         """The kernel for weights of a scheme."""
         return _source(self, replace(scheme, group_size=CHANNELWISE))
 
+    @property
+    def warps(self) -> int:
+        """Of a CTA: the steps of a block, or so many blocks side by side."""
+        return 8 if self.bulk else 4
+
     def launch_config(self, k: int, n: int) -> LaunchConfig:
         """The launch for ``k`` packed rows and ``n`` columns."""
         n_blocks = -(-n // BLOCK)
-        ctas = n_blocks * -(-k // BLOCK) if self.transposed else -(-n_blocks // _WARPS) * -(-k // _STEP)
-        return LaunchConfig((ctas, 1, 1), (32 * _WARPS, 1, 1), programmatic=True)
+        ctas = n_blocks * -(-k // BLOCK) if self.transposed else -(-n_blocks // self.warps) * -(-k // _STEP)
+        return LaunchConfig((ctas, 1, 1), (32 * self.warps, 1, 1), programmatic=True)
 
 
 @functools.cache
@@ -78,6 +92,8 @@ def _source(config: DequantConfig, scheme: Scheme) -> KernelSource:
         | {
             "SF_TRANSPOSED": int(config.transposed),
             "SF_STORE": config.width,
+            "SF_BULK": int(config.bulk),
+            "SF_WARPS": config.warps,
             "SF_PERMUTED": int(scheme.act_order),
         },
     )

@@ -10,12 +10,13 @@
 //     int8    (j, b) = 0..7          column 16j + 8b + c             k ([N, K])        8 chunks (s, h)   of one column
 //             both: rows k and 8 + k of the k16 step s;  b, h: which column, which row
 //
-// [K, N]: a warp is on its own, the warps of a CTA are neighbours along N. [N, K]: the four warps of a CTA load the four steps of one
+// [K, N]: a warp is on its own, the warps of a CTA are neighbours along N; with SF_BULK they meet to hand whole pieces of rows to the copy
+// engine, 128 bytes of each warp. [N, K]: the four warps of a CTA load the four steps of one
 // block, and each then expands 16 columns of it. In both CTAs follow each other along the output's lines, and are small, so that at any
 // time few rows of memory are written.
 #include "swordfish/decode/device/dequant.cuh"
 
-#define WARPS 4
+#define WARPS SF_WARPS
 #define MATRICES (SF_BITS == 4 ? 4 : 8)  // of a k16 step
 #define STEP_BYTES (MATRICES * 128)
 #define PIECES (8 / SF_STORE)
@@ -28,6 +29,11 @@
 #define MINUS_NOTHING 0x80008000u  // -0: adding it changes nothing, not even the sign of a zero
 
 __shared__ __align__(128) u8 units[WARPS * STEP_BYTES];
+#if SF_BULK
+#define PIECE_BYTES (WARPS * 128)  // what a CTA writes of a row
+#define PIECE_PITCH (PIECE_BYTES + 16)
+__shared__ __align__(128) u8 pieces[16 * PIECE_PITCH];
+#endif
 
 struct Sizes { int k, n, groups, group_size; };
 
@@ -163,8 +169,43 @@ SF_DEVICE void expand(int warp, int lane, int row, int column, const Scalings& s
 
 #else
 
-// Lane (r, j, b) takes columns 16 j + 8 b + 0..7 of rows r, r + 4, r + 8, r + 12 of the step. `to`: where row `lane` of the step goes.
-SF_DEVICE void expand(int warp, int lane, int column, Words4 scale, Words4 zero, int to, u16* out, const Sizes& sizes, i64 out_pitch) {
+struct Scalings { Words4 scale, zero; };  // of 8 columns
+
+SF_DEVICE Scalings load_scalings(int row, int column, const u16* scales, const u16* zeros, const Sizes& sizes, i64 pitch) {
+  const i64 at = group_at(row, sizes, pitch) + column;
+  Scalings r = {*(const Words4*)(scales + at)};
+  if (SF_ZEROS != SF_ZEROS_NONE) r.zero = *(const Words4*)(zeros + at);
+  return r;
+}
+
+// Where a packed row goes that a lane asks for; -1: nowhere.
+SF_DEVICE int line_of(bool asks, int row, const int* perm, const Sizes& sizes) {
+  if (!asks || row >= sizes.k) row = -1;
+  else if (SF_PERMUTED) row = perm[row];
+  return row;
+}
+
+#if SF_BULK
+
+SF_DEVICE void store_words4(u32 address, const Words4& v) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.v[0]), "r"(v.v[1]), "r"(v.v[2]), "r"(v.v[3]) : "memory");
+}
+
+// From shared memory to the output by the copy engine, 16-byte aligned at both ends. It sees what lanes have written once all have passed
+// the fence and met.
+SF_DEVICE void bulk_store_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+SF_DEVICE void bulk_store(u16* dst, u32 src, u32 bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(dst), "r"(src), "r"(bytes) : "memory");
+}
+
+// Until this lane's copies have read the shared memory.
+SF_DEVICE void bulk_store_wait_read() { asm volatile("cp.async.bulk.commit_group;\n\tcp.async.bulk.wait_group.read 0;" ::: "memory"); }
+
+#endif
+
+// Lane (r, j, b) takes columns 16 j + 8 b + 0..7 of rows r, r + 4, r + 8, r + 12 of the step and hands each over: put(row, values).
+template <class Put> SF_DEVICE void expand(int warp, int lane, Words4 scale, Words4 zero, const Put& put) {
   const int b = lane % 2, matrix = lane % 8 / (8 / MATRICES);
 #pragma unroll
   for (int q = 0; q < 2; q++) {
@@ -179,8 +220,7 @@ SF_DEVICE void expand(int warp, int lane, int column, Words4 scale, Words4 zero,
         const u32 codes = codes_of(chunk.v[i], b, h, multiplier);
         v.v[i] = value_pair(codes, multiplier, scaling(scale.v[i], zero.v[i]));
       }
-      const int row = __shfl_sync(0xffffffffu, to, 8 * h + line);
-      if (row >= 0 && column < sizes.n) store8(out + row * out_pitch + column, v, sizes.n - column);
+      put(8 * h + line, v);
     }
   }
 }
@@ -206,20 +246,36 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
   expand(warp, lane, row, column, scalings, perm, out, sizes, out_pitch);
 #else
   const u32 across = (n_blocks + WARPS - 1) / WARPS;
-  const int n_block = blockIdx.x % across * WARPS + warp, row = blockIdx.x / across * 16;
+  const int first = blockIdx.x % across * WARPS, n_block = first + warp, row = blockIdx.x / across * 16;
+#if SF_BULK
+  if (n_block < n_blocks) {
+    const Step step = load_step(words, (i64)n_block * k_blocks * 4 + row / 16, lane);
+    const Scalings scalings = load_scalings(row, n_block * 64 + lane % 8 * 8, scales, zeros, sizes, pitch);
+    stage(step, warp, lane);
+    warp_sync();
+    const u32 at = shared_address(pieces) + warp * 128 + lane % 8 * 16;
+    expand(warp, lane, scalings.scale, scalings.zero, [=](int r, const Words4& v) { store_words4(at + r * PIECE_PITCH, v); });
+  }
+  bulk_store_fence();
+  __syncthreads();
+  const int r = warp * (16 / WARPS) + lane, line = line_of(lane < 16 / WARPS, row + r, perm, sizes);
+  if (line < 0) return;
+  wait_for_previous_kernel();  // it may still read what `out` held
+  bulk_store(out + line * out_pitch + first * 64, shared_address(pieces) + r * PIECE_PITCH, 2 * min(64 * WARPS, n - first * 64));
+  bulk_store_wait_read();  // the memory goes with the CTA
+#else
   if (n_block >= n_blocks) return;
   const Step step = load_step(words, (i64)n_block * k_blocks * 4 + row / 16, lane);
   const int column = n_block * 64 + lane % 8 * 8;
-  const i64 at = group_at(row, sizes, pitch) + column;
-  const Words4 scale = *(const Words4*)(scales + at);
-  Words4 zero = {};
-  if (SF_ZEROS != SF_ZEROS_NONE) zero = *(const Words4*)(zeros + at);
-  int to = row + lane;
-  if (lane >= 16 || to >= k) to = -1;
-  else if (SF_PERMUTED) to = perm[to];
+  const Scalings scalings = load_scalings(row, column, scales, zeros, sizes, pitch);
+  const int to = line_of(lane < 16, row + lane, perm, sizes);
   stage(step, warp, lane);
   warp_sync();
   wait_for_previous_kernel();  // it may still read what `out` held
-  expand(warp, lane, column, scale, zero, to, out, sizes, out_pitch);
+  expand(warp, lane, scalings.scale, scalings.zero, [=](int r, const Words4& v) {
+    const int line = __shfl_sync(0xffffffffu, to, r);
+    if (line >= 0 && column < n) store8(out + line * out_pitch + column, v, n - column);
+  });
+#endif
 #endif
 }
