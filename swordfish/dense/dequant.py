@@ -23,8 +23,8 @@ _STEP = 16
 """Rows that a CTA takes in ``[K, N]``; in ``[N, K]`` it takes a whole block."""
 
 BULK_BYTES = 200_000_000
-"""``[K, N]`` outputs from here on are stored by the copy engine: faster from 235 MB on, slower at 34 MB, where
-the output stays in L2; sizes between were not compared (docs/dense.md)."""
+"""``[K, N]`` outputs from here on are stored by the copy engine: faster from 235 MB on, slower at 34 MB,
+where the output stays in L2; sizes between were not compared (docs/dense.md)."""
 
 _WIDTHS = (8, 4, 2, 1)
 _ONE_GROUP = 2**31 - 1
