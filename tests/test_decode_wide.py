@@ -191,6 +191,13 @@ CASES = {
         {"bits": 8, "group_size": 64},
         {"tokens": 80, "tiles": 2, "slots": 3, "in_place": True, "scale_rows": 2, "ctas": 3},
     ),
+    "k256 stages, four CTAs on an SM": (
+        13,
+        1536,
+        200,
+        {"zeros": "integer", "bias": True},
+        {"tokens": 16, "tiles": 1, "stage_k": 256, "slots": 2, "split": 3, "min_ctas": 4, "scale_rows": 2},
+    ),
     "k256 stages": (
         30,
         1088,

@@ -107,3 +107,17 @@ def test_few_sms_do_not_split_what_fills_them() -> None:
     props = replace(DeviceProps.for_target("sm_110a"), sm_count=20)
     config, _ = choose_wide(32, 8192, 4096, Scheme(4, 128, "bfloat16"), props)
     assert config.split == 1
+
+
+@pytest.mark.parametrize("m", [8, 16])
+@pytest.mark.parametrize("k", [2048, 3584, 4096, 7168, 14336])
+@pytest.mark.parametrize("n", [1024, 3584, 4096])
+def test_narrow_clusters_have_no_idle_ctas(m: int, k: int, n: int) -> None:
+    """CTAs of 64 columns: with one less in a cluster the longest range would be longer; all run at once."""
+    props = DeviceProps.for_target("sm_90a")
+    config, _ = choose_wide(m, n, k, Scheme(4, 128, "bfloat16"), props)
+    assert (config.columns, config.min_ctas) == (64, 4 if k < 8192 else 3)
+    stages = -(-k // config.stage_k)
+    assert -(-stages // (config.split - 1)) > -(-stages // config.split)
+    fill = 0.76 if config.min_ctas == 4 else 0.91
+    assert n // 64 * config.split <= fill * props.sm_count * config.min_ctas

@@ -39,6 +39,9 @@ FULL_SHORT_WAVES = 0.8
 """Of the SMs, those with work over all waves from which on tiles need not be divided; and of tiles with a
 short K, for which merging weighs more."""
 
+FULL_CLUSTERS = 0.76
+"""Of the places for CTAs, those that clusters are given with four CTAs on an SM: 400 of 528 were fast."""
+
 SHORT_K = 8192
 """K below which it is short."""
 
@@ -90,7 +93,7 @@ def choose_wide(m: int, n: int, k: int, scheme: Scheme, props: DeviceProps) -> t
     elif blocks >= 2 * props.sm_count:
         wanted, reason = _many_columns(tokens, blocks, props)
     else:
-        wanted, reason = _few_columns(tokens, columns, k, work >= LONG_WORK, props)
+        wanted, reason = _few_columns(tokens, columns, k, work >= LONG_WORK, scheme.bits, props)
     if wgmma and _spills(wanted, tokens, scheme):
         wanted, reason = _Cut(1, 2, 256, 1, 3, stream=wanted.stream), "128 share their tokens"
     # Narrow CTAs always fit.
@@ -210,7 +213,9 @@ def _many_columns(tokens: int, blocks: int, props: DeviceProps) -> tuple[_Cut, s
     return _Cut(2, 1, 256, 2, 4, stream=True), "two CTAs of 128 on an SM"
 
 
-def _few_columns(tokens: int, columns: int, k: int, long: bool, props: DeviceProps) -> tuple[_Cut, str]:
+def _few_columns(
+    tokens: int, columns: int, k: int, long: bool, bits: int, props: DeviceProps
+) -> tuple[_Cut, str]:
     """Up to 64 tokens. K is divided so that every SM has work: over clusters, or where it is worth it,
     evenly."""
     large = columns * k * 64 >= LARGE_WEIGHTS
@@ -225,9 +230,17 @@ def _few_columns(tokens: int, columns: int, k: int, long: bool, props: DevicePro
         if large:
             # 8192 x 8192 at M = 16: 11.7; two CTAs on an SM 12.2. 28672 x 8192 at M = 8: 31.4.
             return _Cut(2, 1, 128, 3, 4), "three CTAs of 128 on an SM"
-        # 4.6, 5.8 and 10.5 at M = 8 on 4096 x 4096, x 6144 and 14336 x 4096; 5.0, 6.1 and 11.5 at M = 16, one
-        # CTA an SM 5.5, 7.2 and 12.5. The room for a second CTA lets the next launch begin.
-        return _Cut(1, 2, 256, 2, 3), "two CTAs of 128 on an SM"
+        if bits == 8:
+            # The room for a second CTA lets the next launch begin.
+            return _Cut(1, 2, 256, 2, 3), "two CTAs of 128 on an SM"
+        if k < SHORT_K:
+            # 4.4, 5.6 and 5.6 at M = 8 on 4096 x 4096, x 6144 and 5120 x 5120; 4.8, 6.0 and 6.0 at M = 16.
+            # Three CTAs on an SM with deeper rings 4.4, 5.8, 5.7 and 4.8, 6.3, 6.2; two of 128 columns 4.7,
+            # 5.8, 6.2 and 5.1, 6.3, 6.8.
+            return _Cut(1, 1, 256, 4, 2), "four CTAs of 64 on an SM"
+        # 10.0 and 10.5 at M = 8 and 16 on 14336 x 4096; four CTAs on an SM 14.6 and 11.7, two of 128 columns
+        # 10.6 and 11.4.
+        return _Cut(1, 1, 256, 3, 3), "three CTAs of 64 on an SM"
     if tokens <= 48 and not pairs:
         # M = 32 and 48: 5.9 and 7.2, 7.2 and 8.9, 13.7 and 16.0 on these; one CTA an SM 6.4 and 7.4, 8.2 and
         # 9.4, 14.4 and 17.2.
@@ -254,15 +267,22 @@ def _split(cut: _Cut, tiles: int, stages: int, props: DeviceProps) -> int:
 
     A cluster lies in one GPC, and GPCs have unequal numbers of SMs. Pairs fill a machine (128 of 132 SMs);
     larger clusters surely fill three quarters of it, or all but one incomplete cluster for every 16 SMs. One
-    too many doubles the time (14.3 instead of 9.3 on 4096 x 4096 at M = 64).
+    too many doubles the time (14.3 instead of 9.3 on 4096 x 4096 at M = 64). With four CTAs on an SM it is
+    three quarters: 64 clusters of 7 in 528 places took 14.6 instead of 10.0 on 14336 x 4096 at M = 8.
+
+    With three or four CTAs on an SM (others were not timed so) there are no more than make the longest range
+    shorter: 16 stages of 4096 x 4096 take 4.8 at M = 16 with 4; with 5, of which one has 4 stages, too, 5.2.
     """
     places = props.sm_count * cut.resident
 
     def fits(split: int) -> bool:
         lost = 0 if split == 2 else min(places // 4, -(-props.sm_count // 16) * (split - 1))
+        if split > 2 and cut.resident > 3:
+            lost = int(places * (1 - FULL_CLUSTERS))
         return split <= stages and tiles * split <= places - lost
 
-    return max(s for s in range(1, LARGEST_SPLIT + 1) if s == 1 or fits(s))
+    most = max(s for s in range(1, LARGEST_SPLIT + 1) if s == 1 or fits(s))
+    return -(-stages // -(-stages // most)) if cut.resident > 2 else most
 
 
 def _fit(
