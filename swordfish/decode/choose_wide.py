@@ -176,7 +176,7 @@ def _many_rows(tokens: int, tiles: int, wide: int, k: int, bits: int, sms: int) 
 
     narrow = _Cut(1, 2, 128, 1, 6, span=4) if tokens <= PART_TOKENS else _Cut(1, 2, 128, 1, 5)
     # M = 1024 on four shapes, of cuBLAS: without spans 0.82 | 0.81, with stages of 256 k 0.89; with both or
-    # with spans 0.90 | 0.89.
+    # with spans 0.90 | 0.90.
     broad = _Cut(2, 2, 128, 1, 4, in_place=True, span=4 if bits == 4 else 8)
     even_narrow, even_broad = (replace(cut, stream=True, always=True) for cut in (narrow, broad))
     wide_waves, waves = -(-wide // sms), -(-tiles // sms)
@@ -194,7 +194,8 @@ def _many_rows(tokens: int, tiles: int, wide: int, k: int, bits: int, sms: int) 
         # 94.7, of 256 columns 36.5, 93.4 | 41.0, 105. Three waves are level: 4096 x 4096 at M = 1536 takes
         # 77.9 | 87.8, in equal parts 80.4 | 85.0.
         return narrow, two
-    if wide >= sms and k > SHORT_K:
+    if wide >= (0.6 if bits == 4 else 1) * sms and k > SHORT_K:
+        # 14336 x 4096 at M = 640 and 768: 114, 138 | 126, 165; of 128 columns 125, 153 | 122, 152.
         # M = 1280, 1536, 2560 on 14336 x 4096: 221, 262, 439 | 233, 287, 483; of 128 columns 237, 268, 461 |
         # 238, 289, 509. On 4096 x 4096 72, 85, 139 | 81, 94, 148; of 128 columns 66, 78, 133 | 73, 85, 143.
         return even_broad, one
