@@ -35,8 +35,11 @@ def candidates(scheme: Scheme, m: int, k: int, n: int, props: DeviceProps) -> li
     parts = (m, _ceil_div(m, 2)) if m > ROWS_OF_A_TILE else (m,)
     tokens_of = [_ceil_div(part, 8) * 8 for part in parts]
     found: dict[WideConfig, None] = {}
-    cuts = itertools.product(tokens_of, (1, 2, 4), (1, 2, 3, 4, 5), (1, 2, 3, 4), (False, True), (128, 256))
-    for tokens, tiles, warpgroups, resident, in_place, stage_k in cuts:
+    wgmma = props.arch == "sm_90a"
+    # Depths of a stage and stages of a span.
+    depths = [(128, 1), (256, 1), *([(128, 4), (256, 2)] if wgmma else [])]
+    cuts = itertools.product(tokens_of, (1, 2, 4), (1, 2, 3, 4, 5), (1, 2, 3, 4), (False, True), depths)
+    for tokens, tiles, warpgroups, resident, in_place, (stage_k, span) in cuts:
         if not WARPGROUPS[0] <= warpgroups * resident <= WARPGROUPS[1] or 64 * tiles * warpgroups > 320:
             continue
         columns, stages = _ceil_div(n, 64 * tiles * warpgroups), _ceil_div(k, stage_k)
@@ -53,10 +56,11 @@ def candidates(scheme: Scheme, m: int, k: int, n: int, props: DeviceProps) -> li
                 MOST_SLOTS,
                 split,
                 resident,
-                wgmma=props.arch == "sm_90a",
+                wgmma=wgmma,
                 in_place=in_place,
                 scale_rows=_scale_rows(scheme, stage_k),
                 ctas=stream,
+                span=span,
             )
             for config in _depths(base, scheme, props):
                 try:
