@@ -34,6 +34,9 @@ LARGE_WEIGHTS = 1 << 26
 LONG_WORK = 3_700_000_000
 """Multiplications from which on the 2 us that Stream-K takes to merge its sums are well spent."""
 
+LONG_NARROW_WORK = 2_500_000_000
+"""The same where tiles of 128 columns take half of the SMs or fewer, so that clusters would be large ones."""
+
 FULL_WAVES = 0.9
 FULL_SHORT_WAVES = 0.8
 """Of the SMs, those with work over all waves from which on tiles need not be divided; and of tiles with a
@@ -132,24 +135,30 @@ def _many_tokens(
 ) -> tuple[_Cut, str]:
     """More than 64 tokens: limited by the tensor cores, or by how fast L2 gives the tokens."""
     tiles = -(-columns // 2) * row_tiles  # of 128 columns
+    narrow, wide = "128 share their tokens", "256 share their tokens, one set of sums"
+    few = tokens <= PART_TOKENS
     if tiles >= 2 * props.sm_count and row_tiles == 1:
-        # M = 96 and 128 on 8192 x 57344: 145 and 185; two sets of sums with 128 columns 147 and 201.
-        return _Cut(2, 2, 256, 1, 2, in_place=True, stream=True), "256 share their tokens, one set of sums"
+        # M = 80, 112 and 128 on 8192 x 57344: 138, 178 and 195; without spans 142, 182 and 200. At 96 tokens
+        # 156, but 153 with tiles of 128 columns (at 80 144).
+        if 80 < tokens <= PART_TOKENS:
+            return _Cut(1, 2, 128, 1, 6, stream=True, span=4), narrow
+        return _Cut(2, 2, 256, 1, 2, in_place=True, stream=True, span=2), wide
     # Short stages leave the ring deep: 26.9 on 8192 x 8192 at M = 128, stages of 256 k 30.4.
     if tiles <= props.sm_count // 2:
-        full = 2 * tiles >= FULL_WAVES * props.sm_count
-        if tokens > 96:
+        if not few:
             # M = 128: 11.8, 15.4, 28.5, 26.9 on 4096 x 4096, x 6144, 14336 x 4096, 8192 x 8192, with sums in
             # the place of the ring 13.0, 16.0, 29.6, 27.6, in equal parts 14.9, 17.9, 29.8, 32.9. A long K
             # wants the deeper ring: 91.8 instead of 98.4 on 28672 x 8192; in equal parts 104.
-            return _Cut(1, 2, 128, 1, 5 if full and k > 2 * SHORT_K else 3), "128 share their tokens"
-        # M = 96: 22.8 on 8192 x 8192 by pairs, in equal parts 24.5; but 22.9 and 71.6 in equal parts on 14336
-        # x 4096 and 28672 x 8192, in clusters 24.6 and 73.3; 10.0 and 13.0 on 4096 x 4096 and x 6144.
+            full = 2 * tiles >= FULL_WAVES * props.sm_count
+            return _Cut(1, 2, 128, 1, 5 if full and k > 2 * SHORT_K else 3), narrow
+        # M = 96: 9.5, 12.0, 22.1 on 4096 x 4096, x 6144, 8192 x 8192 in clusters; in equal parts 11.8, 14.1,
+        # 25.7. But 22.5 and 72.4 in equal parts on 14336 x 4096 and 28672 x 8192. Without spans 10.0, 13.1,
+        # 24.6 and 24.7, 83.2.
         even = k > SHORT_K
-        return _Cut(1, 2, 128, 1, 6 if even else 5, stream=even), "128 share their tokens"
+        return _Cut(1, 2, 128, 1, 6 if even else 4, stream=even, span=4), narrow
     if row_tiles == 1:
-        # M = 96 and 128 on 4096 x 28672: 40.0 in equal parts, 52.0 by whole tiles; 256 columns 41.4 and 52.8.
-        return _Cut(1, 2, 128, 1, 6 if tokens <= 96 else 5, stream=True), "128 share their tokens"
+        # M = 96 on 4096 x 28672: 42.1; without spans 45.8, 256 columns 44.0. M = 128: 52.0 by whole tiles.
+        return _Cut(1, 2, 128, 1, 6 if few else 5, stream=True, span=4 if few else 1), narrow
     return _many_rows(tokens, tiles, -(-columns // 4) * row_tiles, k, bits, props.sm_count)
 
 
@@ -207,11 +216,13 @@ def _many_rows(tokens: int, tiles: int, wide: int, k: int, bits: int, sms: int) 
 def _many_columns(tokens: int, blocks: int, props: DeviceProps) -> tuple[_Cut, str]:
     """Up to 64 tokens and enough columns for every SM."""
     if tokens <= 32 and blocks <= 4 * props.sm_count:
-        # 16.3, 18.4 and 22.3 on 4096 x 28672 at M = 8, 16 and 32; 256 columns a CTA 19.1 at 16.
-        return _Cut(1, 2, 256, 2, 4), "two CTAs of 128 on an SM"
-    # M = 8, 16, 32, 48, 64 on 8192 x 57344: 59.5, 62.9, 77.0, 95.4, 107; 256 columns a CTA 59.2, 64.4, 78,
-    # 94.3, 110; four CTAs on an SM with half the ring 80.1 at 32. On 4096 x 28672 whole tiles: 26.2 and 29.3.
-    return _Cut(2, 1, 256, 2, 4, stream=True), "two CTAs of 128 on an SM"
+        # 16.3, 18.4, 19.6 and 21.1 on 4096 x 28672 at M = 8, 16, 24 and 32; 256 columns a CTA 19.1 at 16,
+        # without spans 21.2 and 23.1 at 24 and 32.
+        return _Cut(1, 2, 256, 2, 4, span=8 if tokens > 16 else 1), "two CTAs of 128 on an SM"
+    # M = 8, 16, 24, 32, 48, 64 on 8192 x 57344: 59.5, 62.9, 71.1, 80.9, 96.5 and 117; without spans 73.9,
+    # 83.2 and 102 at 24, 32 and 48, and 117 at 64; 256 columns a CTA 59.2, 64.4 at 8 and 16. On 4096 x 28672
+    # whole tiles: 26.2 and 29.3 at 48 and 64.
+    return _Cut(2, 1, 256, 2, 4, stream=True, span=_span_of_pairs(tokens)), "two CTAs of 128 on an SM"
 
 
 def _few_columns(
@@ -221,12 +232,13 @@ def _few_columns(
     evenly."""
     large = columns * k * 64 >= LARGE_WEIGHTS
     pairs = 2 * -(-columns // 2) >= FULL_WAVES * props.sm_count  # of CTAs of 128 columns, fill the device
-    if long and ((large and k > SHORT_K) or (tokens > 48 and not pairs)):
-        if tokens > 48 and not pairs:
-            # 14336 x 4096 at M = 64: 18.3; clusters 20.8.
-            return _Cut(1, 2, 128, 1, 6, stream=True), "128 share their tokens"
-        # 28672 x 8192 at M = 16, 32, 48, 64: 33.7, 40.5, 48.2, 55.4; clusters 37.1, 46.5 and more.
-        return _Cut(2, 1, 256, 2, 4, stream=True), "two CTAs of 128 on an SM"
+    if not pairs and tokens > 32 and columns * k * tokens * 64 >= LONG_NARROW_WORK:
+        # 14336 x 4096 at M = 48 and 64: 15.6 and 18.2; in clusters 16.4 and 20.8, without spans 18.9 at 64.
+        return _Cut(1, 2, 128, 1, 6, stream=True, span=4), "128 share their tokens"
+    if long and large and k > SHORT_K:
+        # 28672 x 8192 at M = 16, 24, 32, 48, 64: 33.7, 37.7, 41.2, 50.7 and 56.5; without spans 39.3, 42.8
+        # and 52.4 at 24, 32 and 48; clusters 37.1 at 16 and 46.5 at 32.
+        return _Cut(2, 1, 256, 2, 4, stream=True, span=_span_of_pairs(tokens)), "two CTAs of 128 on an SM"
     if tokens <= 16:
         if large:
             # 8192 x 8192 at M = 16: 11.7; two CTAs on an SM 12.2. 28672 x 8192 at M = 8: 31.4.
@@ -242,13 +254,23 @@ def _few_columns(
         # 10.0 and 10.5 at M = 8 and 16 on 14336 x 4096; four CTAs on an SM 14.6 and 11.7, two of 128 columns
         # 10.6 and 11.4.
         return _Cut(1, 1, 256, 3, 3), "three CTAs of 64 on an SM"
-    if tokens <= 48 and not pairs:
-        # M = 32 and 48: 5.9 and 7.2, 7.2 and 8.9, 13.7 and 16.0 on these; one CTA an SM 6.4 and 7.4, 8.2 and
-        # 9.4, 14.4 and 17.2.
-        return _Cut(1, 2, 128, 2, 4), "two CTAs of 128 on an SM"
-    # M = 32, 48 and 64 on 8192 x 8192: 14.1, 17.0 and 18.7; in equal parts 14.8, 17.6 and 20.2. M = 64 on
-    # 4096 x 4096 and x 6144: 8.5 and 10.8, stages of 256 k 8.9 and 10.8.
-    return _Cut(1, 2, 128, 1, 6), "128 share their tokens"
+    if tokens <= 32 and not pairs:
+        # M = 24 and 32 on these: 5.4 and 5.9, 6.4 and 7.3, 12.3 and 13.8; without spans 5.6 and 6.0, 6.8 and
+        # 7.4, 13.1 and 13.9; one CTA an SM 6.2, 7.8 and 13.7 at 32.
+        return _Cut(1, 2, 128, 2, 4, span=4 if tokens <= 24 else 2), "two CTAs of 128 on an SM"
+    if tokens <= 32:
+        # M = 24 and 32 on 8192 x 8192: 12.5 and 13.4; without spans 13.6 and 14.5, in equal parts 15.0 at 32.
+        return _Cut(1, 2, 128, 1, 6, span=8), "128 share their tokens"
+    # M = 48 and 64 on 4096 x 4096, x 6144 and 8192 x 8192: 7.1 and 7.8, 8.6 and 9.6, 16.1 and 18.1; without
+    # spans 8.4, 10.7 and 20.3 at 64, two CTAs on an SM 7.4 and 9.0 at 48.
+    return _Cut(1, 2, 128, 1, 4, span=4), "128 share their tokens"
+
+
+def _span_of_pairs(tokens: int) -> int:
+    """For two tiles of a warpgroup and stages of 256 k, whose other CTA on the SM fills pauses as well."""
+    if tokens <= 16 or tokens > 48:
+        return 1
+    return 4 if tokens <= 32 else 2
 
 
 def _mma(tokens: int, scheme: Scheme) -> tuple[_Cut, str]:
@@ -294,9 +316,13 @@ def _fit(
     # The single scale of a column waits for the end, unless a CTA goes on to other columns.
     in_place = cut.in_place and (scheme.group_size != CHANNELWISE or ctas > 0)
     whole = scheme.group_size != CHANNELWISE and cut.stage_k % scheme.group_size == 0
-    # Long ones of int8 spill up to 32 bytes with the zero points of two tiles, or short groups.
-    tight = scheme.bits == 8 and (scheme.zeros != "none" or 0 < scheme.group_size < 64)
-    span = min(cut.span, 2) if tight else cut.span
+    span = cut.span
+    if scheme.bits == 8 and cut.resident > 1:
+        span = 1  # with half of the registers, spans spill up to 448 bytes
+    elif scheme.bits == 8 and (scheme.zeros != "none" or 0 < scheme.group_size < 64):
+        span = min(span, 2)  # long ones spill up to 32 bytes: zero points of two tiles, short groups
+    elif scheme.group_size == CHANNELWISE:
+        span = min(span, 4)  # eight stages of 256 k without a pause spill 776 bytes
     base = WideConfig(
         tokens,
         cut.tiles,
