@@ -127,8 +127,11 @@ def product(
     out = torch_cuda.empty((m, n), (n, 1), known.dtype)
     if out.get_device() != device:  # it is on the current one
         return None
-    launch(x, x_address, out, torch_cuda.raw_stream(device))
-    return out if len(shape) == 2 else out.view(*shape[:-1], n)
+    if len(shape) == 2:
+        launch(x, x_address, out, torch_cuda.raw_stream(device))
+        return out
+    launch(x.view(m, k), x_address, out, torch_cuda.raw_stream(device))
+    return out.view(*shape[:-1], n)
 
 
 def keep(call: DecodeCall, m: int, w: PackedWeight, bias: torch.Tensor | None, wishes: Overrides) -> None:

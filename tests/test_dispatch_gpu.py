@@ -150,6 +150,19 @@ def test_threads_share_a_weight() -> None:
     assert not wrong
 
 
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_a_batch_of_sequences_is_its_rows(scheme: dict[str, Any]) -> None:
+    """Again and again: the first call looks everything up, the later ones find it."""
+    w = quantised(1024, 576, device="cuda", **scheme)
+    layer = sf.Linear(w)
+    for batch, length in ((1, 1), (1, 3), (2, 8), (3, 16), (2, 100)):
+        x = tokens(batch * length, w)
+        rows = sf.mm(x, w)
+        for _ in range(3):
+            assert torch.equal(sf.mm(x.view(batch, length, -1), w), rows.view(batch, length, -1))
+            assert torch.equal(layer(x.view(batch, length, -1)).view(batch * length, -1), rows)
+
+
 def test_devices_that_are_not_current() -> None:
     """With one GPU: a weight on the CPU is refused by name."""
     last = torch.cuda.device_count() - 1

@@ -10,8 +10,8 @@ import torch
 __all__ = ["BoundLaunch", "address"]
 
 BoundLaunch: TypeAlias = "Callable[[torch.Tensor, int, torch.Tensor, int], None]"
-"""``launch(x, x.data_ptr(), out, stream)``: contiguous x and out of known shapes, dtype and device, x in
-packed order and aligned to 16 bytes, the device current; ``stream`` is a raw handle."""
+"""``launch(x, x.data_ptr(), out, stream)``: contiguous x ``[M, K]`` and out ``[M, N]`` of known dtype and
+device, x in packed order and aligned to 16 bytes, the device current; ``stream`` is a raw handle."""
 
 
 def address(tensor: torch.Tensor | None) -> int:
