@@ -14,7 +14,7 @@ from swordfish.errors import ArgumentError
 from swordfish.experts.blocks import expected_blocks
 from swordfish.experts.choose_grouped import choose_grouped, grouped_rows, grouped_unsupported
 from swordfish.experts.grouped import ExpertGrouped
-from swordfish.experts.kernels import ExpertRing, ExpertWide
+from swordfish.experts.kernels import SHORT_K, ExpertRing, ExpertWide
 from swordfish.prefill.config import ARCHITECTURES
 from swordfish.runtime.device import DeviceProps
 from swordfish.scheme import CHANNELWISE, Scheme
@@ -139,11 +139,14 @@ def _buckets(shape: LayerShape, props: DeviceProps) -> list[int]:
     """Rows of a block to choose from. Offsets and small groups need registers for more than products, as
     in the dense kernel (decode/choose_wide.py)."""
     wide_from, wgmma, most = first_wide_rows(props), props.arch == "sm_90a", TOKEN_BUCKETS[-1]
-    for scheme in (shape.scheme13, shape.scheme2):
+    for k, _, scheme in _products(shape):
         if scheme.zeros == "offset":
             most = min(most, 32)
         elif not wgmma:
             most = min(most, 48)
+        elif k < SHORT_K and scheme.bits == 4:
+            # 665 on qwen3 down at M = 12288; 128 rows leave two CTAs two slots each, 701.
+            most = min(most, 112)
     return [
         *(r for r in ROW_BUCKETS if r < wide_from),
         *(t for t in TOKEN_BUCKETS if wide_from <= t <= most),
@@ -240,9 +243,11 @@ def _wide(tokens: int, k: int, scheme: Scheme, props: DeviceProps) -> ExpertWide
     elif tokens <= 48:
         # 66.5 on mixtral down at M = 64; tiles of 128 columns 97.
         cuts = [(2, 2, 256, 4, 1), (2, 2, 128, 4, 1)]
-    elif k < 2048:
-        # Short tiles: another CTA works during the output (63.1 on qwen1.5 down at M = 1024).
-        cuts = [(2, 1, 128, 3, 2)]
+    elif k < SHORT_K:
+        # Another CTA works during the output (63.1 on qwen1.5 down at M = 1024), even where two slots are all
+        # that fits: int8 on qwen3 down at M = 4096 and 12288, blocks of 96 and 128 rows, 291 and 734; one CTA
+        # 410 and 981.
+        cuts = [(2, 1, 128, 3, 2), (2, 1, 128, 2, 2)]
     elif in_place and (tokens <= 80 or scheme.group_size % 128 == 0):
         # 362 on qwen1.5 gate_up at M = 4096; stages of 128 k 367. With four groups in a stage 96 rows spill.
         cuts = [(2, 2, 256, 2, 1), (2, 2, 128, 3, 1)]

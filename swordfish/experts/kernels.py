@@ -21,7 +21,10 @@ from swordfish.runtime.launch import LaunchConfig
 from swordfish.runtime.source import KernelSource, assemble
 from swordfish.scheme import Scheme
 
-__all__ = ["ExpertRing", "ExpertWide", "Product"]
+__all__ = ["SHORT_K", "ExpertRing", "ExpertWide", "Product"]
+
+SHORT_K = 2048
+"""Below it tiles are short: beginning and storing them is a good part of the time."""
 
 _ITEM_BYTES = 16
 _EXCHANGES = 2
