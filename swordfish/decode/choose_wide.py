@@ -148,9 +148,11 @@ def _many_tokens(
         if not few:
             # M = 128: 11.8, 15.4, 28.5, 26.9 on 4096 x 4096, x 6144, 14336 x 4096, 8192 x 8192, with sums in
             # the place of the ring 13.0, 16.0, 29.6, 27.6, in equal parts 14.9, 17.9, 29.8, 32.9. A long K
-            # wants the deeper ring: 91.8 instead of 98.4 on 28672 x 8192; in equal parts 104.
+            # wants the deeper ring: 91.8 instead of 98.4 on 28672 x 8192; in equal parts 104. Without spans M
+            # = 112 and 128 take 32.2 and 32.8 instead of 30.8 and 32.5 on 14336 x 4096 (int8), 31.5 and 29.5
+            # instead of 28.2 and 27.8 on 8192 x 8192.
             full = 2 * tiles >= FULL_WAVES * props.sm_count
-            return _Cut(1, 2, 128, 1, 5 if full and k > 2 * SHORT_K else 3), narrow
+            return _Cut(1, 2, 128, 1, 5 if full and k > 2 * SHORT_K else 3, span=4), narrow
         # M = 96: 9.5, 12.0, 22.1 on 4096 x 4096, x 6144, 8192 x 8192 in clusters; in equal parts 11.8, 14.1,
         # 25.7. But 22.5 and 72.4 in equal parts on 14336 x 4096 and 28672 x 8192. Without spans 10.0, 13.1,
         # 24.6 and 24.7, 83.2.
@@ -183,7 +185,7 @@ def _many_rows(tokens: int, tiles: int, wide: int, k: int, bits: int, sms: int) 
     def fill(count: int) -> bool:
         return count >= FULL_WAVES * -(-count // sms) * sms
 
-    narrow = _Cut(1, 2, 128, 1, 6, span=4) if tokens <= PART_TOKENS else _Cut(1, 2, 128, 1, 5)
+    narrow = _Cut(1, 2, 128, 1, 6 if tokens <= PART_TOKENS else 5, span=4)
     # M = 1024 on four shapes, of cuBLAS: without spans 0.82 | 0.81, with stages of 256 k 0.89; with both or
     # with spans 0.90 | 0.90.
     broad = _Cut(2, 2, 128, 1, 4, in_place=True, span=4 if bits == 4 else 8)
@@ -198,18 +200,19 @@ def _many_rows(tokens: int, tiles: int, wide: int, k: int, bits: int, sms: int) 
         # M = 1024 on 4096 x 4096, 14336 x 4096 and 8192 x 8192: 50.4, 173, 205 | 53.3, 189, 216; equal parts
         # 59.5, 182, 211 | 63.9, 199, 221; 128 columns 53.6, 183, 209 | 58.9, 199, 225.
         return broad, one
-    if fill(tiles) and waves <= 2:
-        # M = 512 on 4096 x 4096, 14336 x 4096: 24.7, 83.3 | 27.5, 89.1; in equal parts 29.8, 97.5 | 31.4,
-        # 94.7, of 256 columns 36.5, 93.4 | 41.0, 105. Three waves are level: 4096 x 4096 at M = 1536 takes
-        # 77.9 | 87.8, in equal parts 80.4 | 85.0.
+    if (fill(tiles) and waves <= 2) or (0.7 * sms <= tiles <= sms and k < SHORT_K):
+        # M = 512 on 4096 x 4096 and 14336 x 4096: 24.8, 88.6 | 28.6, 94.6; in equal parts 30.3, 94.0 | 33.6,
+        # 102, without spans 26.7, 92.0 | 30.0, 98.5. M = 256 on 4096 x 6144, 0.73 of a wave: 24.6 | 25.9 and
+        # 26.2 | 28.3 in equal parts. Three waves, 4096 x 4096 at M = 1536, are level.
         return narrow, two
-    if wide >= (0.6 if bits == 4 else 1) * sms and k > SHORT_K:
-        # 14336 x 4096 at M = 640 and 768: 114, 138 | 126, 165; of 128 columns 125, 153 | 122, 152.
-        # M = 1280, 1536, 2560 on 14336 x 4096: 221, 262, 439 | 233, 287, 483; of 128 columns 237, 268, 461 |
-        # 238, 289, 509. On 4096 x 4096 72, 85, 139 | 81, 94, 148; of 128 columns 66, 78, 133 | 73, 85, 143.
+    if wide >= sms and k > SHORT_K:
+        # M = 1280, 1536, 2560 on 14336 x 4096: 221, 262, 439 | 233, 287, 483; of 128 columns (without spans)
+        # 237, 268, 461 | 238, 289, 509. On 4096 x 4096 72, 85, 139 | 81, 94, 148 and 66, 78, 133 | 73, 85,
+        # 143.
         return even_broad, one
-    # M = 768 on 4096 x 4096 and x 6144: 42.0, 61.5 | 47.2, 66.6; 256 columns 47.5, 66.9 | 53.6, 72.2, whole
-    # tiles 48.4, 76.9 | 56.8, 85.5.
+    # M = 768 on 4096 x 4096, x 6144, 14336 x 4096 and 8192 x 8192: 40.8, 61.1, 131, 157 | 44.5, 67.1, 149,
+    # 169; without spans 41.4, 62.2, 152, 158 | 45.5, 68.2, 151, 173; 256 columns 47.5, 66.9, 138, 158 | 53.6,
+    # 72.2, 165, 173.
     return even_narrow, two
 
 

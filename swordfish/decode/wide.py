@@ -148,6 +148,16 @@ class WideConfig:
         tile, stages it like the row of a group."""
         return scheme.group_size == CHANNELWISE and not self.ctas
 
+    def _turns(self, scheme: Scheme) -> tuple[int, int]:
+        """Parts of the sums of a single tile and parts of its tokens that take turns: one is folded while the
+        other multiplies. Two parts of the sums need their registers, besides 90 for all else."""
+        two_sets = not (self.in_place or self._channel_rows(scheme) or scheme.zeros == "offset")
+        if self.tiles > 1 or self.span == 1 or not two_sets:
+            return 1, 1
+        if 3 * self.tokens // 2 + 90 <= self.registers:
+            return 2, 1
+        return (1, 2) if self.tokens > 96 and self.tokens % 16 == 0 else (1, 1)
+
     def _segments(self, scheme: Scheme) -> int:
         """Runs of k in a stage that have a scale of their own."""
         if scheme.group_size == CHANNELWISE:
@@ -214,8 +224,10 @@ class WideConfig:
             "SF_REGISTERS": self.registers,
             "SF_PRODUCER_REGISTERS": _PRODUCER_REGISTERS,
         }
+        parts, halves = self._turns(scheme)
+        defines |= {"SF_PARTS": parts, "SF_HALVES": halves}
         if self.wgmma:
-            defines |= wgmma_defines(self.tokens, scheme)
+            defines |= wgmma_defines(self.tokens // halves, scheme)
         return defines
 
     def launch_config(self, scheme: Scheme, m: int, k: int, n: int) -> LaunchConfig:
@@ -365,6 +377,7 @@ def wgmma_defines(tokens: int, scheme: Scheme, *, shared_a: bool = False) -> dic
     )
     defines: dict[str, int | str] = {
         "SF_WGMMA": f'"{text}"',
+        "SF_WGMMA_TOKENS": tokens,
         "SF_WGMMA_ACCUMULATORS": ", ".join(f'"+f"(d[{i}])' for i in range(d)),
     }
     return defines | {"SF_SHARED_A": 1} if shared_a else defines

@@ -2,7 +2,8 @@
 // scale has to meet that scale here, in one of two ways:
 //
 //   two sets   the segment is summed on its own and then added:  total += scale * part
-//              A single tile has two parts where registers allow, so that one is added while the other is summed.
+//              A single tile has two parts where registers allow, so that one is added while the other is summed; else one half of its
+//              tokens is added while the other is summed.
 //   in place   totals are kept in units of the running scale:    total *= previous scale / scale   before a segment, and total *= scale
 //              at the very end. Half the registers, so twice the tokens or tiles. A scale below UNIT_FLOOR counts as UNIT_FLOOR there.
 //
@@ -15,8 +16,10 @@ constexpr bool ONE_SET = IN_PLACE || CHANNELWISE;
 constexpr bool OFFSETS = SF_ZEROS == SF_ZEROS_OFFSET;  // scale * q + zero: needs the sums of the tokens, too
 static_assert(!(IN_PLACE && OFFSETS), "offsets are added to totals in plain units");
 
-// Parts of a tile, which need registers. 90 are enough for all else.
-constexpr int PARTS = SF_SPAN > 1 && TILES == 1 && !ONE_SET && !OFFSETS && 3 * TOKENS / 2 + 90 <= SF_REGISTERS ? 2 : 1;
+// Two sets of a single tile, which nothing else multiplies beside: two parts, or two halves of its tokens, take turns in a span.
+constexpr int PARTS = SF_PARTS;
+constexpr int HALVES = SF_HALVES;
+static_assert(PARTS * HALVES == 1 || (PARTS * HALVES == 2 && TILES == 1 && !ONE_SET && !OFFSETS), "who takes turns");
 
 constexpr float UNIT_FLOOR = SF_BF16 ? 8.27e-25f : 8.67e-19f;  // 2^-80, 2^-60: far below any scale in use but zero
 
@@ -33,6 +36,11 @@ struct Sums {
   float part[PARTS][TILES][TOKENS / 2];  // two sets: of the running segment
   float tokens[TOKENS / 2];  // offsets: sums of the tokens themselves, in UNIT
   float unit[TILES][2], ratio[TILES][2];  // in place: of rows c and 8 + c
+
+  // The sums of one half of the tokens.
+  static SF_DEVICE float (&share(float (&sums)[TOKENS / 2], int half))[TOKENS / HALVES / 2] {
+    return reinterpret_cast<float(&)[TOKENS / HALVES / 2]>(sums[half * (TOKENS / HALVES / 2)]);
+  }
 
   // Before the first product of a column tile. The first product of a segment overwrites what it finds in `part`; it is cleared so that its
   // registers are free between tiles.
@@ -52,9 +60,8 @@ struct Sums {
   }
 
   // What products of tile i are added to.
-  SF_DEVICE float (&running(int i, int p = 0))[TOKENS / 2] {
-    if constexpr (ONE_SET) return total[i];
-    else return part[p][i];
+  SF_DEVICE float (&running(int i, int p = 0, int half = 0))[TOKENS / HALVES / 2] {
+    return share(ONE_SET ? total[i] : part[p][i], half);
   }
 
   // Before the first product of a segment. In place only. The ratios can be known before the sums are at rest.

@@ -6,24 +6,30 @@
 
 constexpr int STEPS = (SEGMENT < 64 ? SEGMENT : 64) / 16;  // k16 steps of a batch
 constexpr int DEPTHS = STAGE_K / (16 * STEPS);
-constexpr int BATCHES = DEPTHS * TILES;  // batch = depth * TILES + tile
-static_assert(BATCHES % 2 == 0, "fragment buffers alternate");
+constexpr int BATCHES = DEPTHS * TILES * HALVES;  // batch = (depth * TILES + tile) * HALVES + half
+static_assert(DEPTHS * TILES % 2 == 0, "fragment buffers alternate");
 
-// Sums of a tile may be touched while other tiles multiply, a part while another is summed. With one tile and one part, or with the token sums
-// of offset weights, there are no others.
-constexpr bool DRAIN = (TILES == 1 && PARTS == 1) || OFFSETS;
+// Sums of a tile may be touched while other tiles multiply, a part while another is summed, one half of the tokens while the other is. With one
+// of each, or with the token sums of offset weights, there are no others.
+constexpr bool DRAIN = TILES * PARTS * HALVES == 1 || OFFSETS;
 
 SF_DEVICE constexpr bool begins(int depth) { return !CHANNELWISE && depth * STEPS * 16 % SEGMENT == 0; }
 SF_DEVICE constexpr bool ends(int depth) { return !CHANNELWISE && (depth + 1) * STEPS * 16 % SEGMENT == 0; }
 SF_DEVICE constexpr int segment_of(int depth) { return depth * STEPS * 16 / SEGMENT; }
-SF_DEVICE constexpr int part_of(int i) { return (i / BATCHES * SEGMENTS + segment_of(i % BATCHES / TILES)) % PARTS; }  // batch i of a span
+
+// Of batch i of a span.
+SF_DEVICE constexpr int half_of(int i) { return i % HALVES; }
+SF_DEVICE constexpr int tile_of(int i) { return i / HALVES % TILES; }
+SF_DEVICE constexpr int depth_of(int i) { return i % BATCHES / (HALVES * TILES); }
+SF_DEVICE constexpr int part_of(int i) { return (i / BATCHES * SEGMENTS + segment_of(depth_of(i))) % PARTS; }
+SF_DEVICE constexpr int buffer_of(int i) { return i / HALVES % 2; }  // of fragments
 
 struct Products {
   Sums sums;
   u32 fragment[2][STEPS][4];
   u32 words[2][STEPS][TILES * LANE_WORDS];
   RowBias bias[TILES];
-  RowPair scale[PARTS][TILES], zero[TILES], unit[TILES];
+  RowPair scale[PARTS * HALVES][TILES], zero[TILES], unit[TILES];
   u32 words_at, row_at;  // of the lane, in slot 0: words, first row of scales
 
   SF_DEVICE Products(const Place& p, u32 shared) {
@@ -56,7 +62,7 @@ struct Products {
     int slot = at.slot, before = slot;
 #pragma unroll
     for (int i = 0; i < ALL; i++) {
-      const int batch = i % BATCHES, depth = batch / TILES, tile = batch % TILES;
+      const int batch = i % BATCHES, depth = depth_of(i), tile = tile_of(i);
       if (i > 0 && batch == 0) {
         before = slot;
         slot = at.slot;
@@ -64,7 +70,7 @@ struct Products {
       if (i >= 2) wgmma_wait<1>();
       if (i > 1 && batch == 1) release(before);
       if (!DRAIN && i >= 2) end_segment(i - 2);
-      if (i > 0) dequantise(batch, slot);
+      if (i > 0 && half_of(i) == 0) dequantise(i, slot);
       if (DRAIN && i > 0 && tile == 0 && begins(depth)) {
         wgmma_wait<0>();
         end_segments(i);
@@ -87,7 +93,7 @@ struct Products {
       // it behind the first of four, where the tensor cores run dry.
       if (TILES == 1 && TOKENS > 96) warp_sync();
       load_scale(i, slot);
-      if (tile == 0 && depth + 1 < DEPTHS) load_words(depth + 1, slot);
+      if (tile == 0 && half_of(i) == 0 && depth + 1 < DEPTHS) load_words(depth + 1, slot);
     }
     wgmma_wait<1>();
     if (!DRAIN) end_segment(ALL - 2);
@@ -113,26 +119,25 @@ struct Products {
     for (int k = 0; k < STEPS; k++) load_lane_words(words[depth & 1][k], words_at + slot * SLOT_BYTES + (depth * STEPS + k) * SLICE_BYTES);
   }
 
-  SF_DEVICE void dequantise(int batch, int slot) {
-    const int depth = batch / TILES, tile = batch % TILES;
+  SF_DEVICE void dequantise(int i, int slot) {
+    const int depth = depth_of(i), tile = tile_of(i);
     if (SF_ZEROS == SF_ZEROS_INTEGER && begins(depth)) bias[tile] = zero_bias(load_row_pair(row_of(depth, slot) + SCALE_ROWS * ROW_BYTES, tile));
 #pragma unroll
-    for (int k = 0; k < STEPS; k++) dequantise_fragment(words[depth & 1][k], tile, bias[tile], fragment[batch & 1][k]);
+    for (int k = 0; k < STEPS; k++) dequantise_fragment(words[depth & 1][k], tile, bias[tile], fragment[buffer_of(i)][k]);
   }
 
-  // i counts the batches of a span.
   SF_DEVICE void multiply(int i, u64 tokens) {
-    const int depth = i % BATCHES / TILES, tile = i % TILES;
+    const int depth = depth_of(i), tile = tile_of(i);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < STEPS; k++) {
       const int step = depth * STEPS + k;
-      const u64 b = tokens + (step / 4 * PANEL_BYTES + step % 4 * 32) / 16;
+      const u64 b = tokens + (step / 4 * PANEL_BYTES + half_of(i) * (PANEL_BYTES / 2) + step % 4 * 32) / 16;
       const bool first = begins(depth) && k == 0;
-      wgmma(sums.running(tile, part_of(i)), fragment[i & 1][k], b, ONE_SET || !first);
+      wgmma(sums.running(tile, part_of(i), half_of(i)), fragment[buffer_of(i)][k], b, ONE_SET || !first);
       if constexpr (OFFSETS) {
         const u32 ones[4] = {UNIT_PAIR, UNIT_PAIR, UNIT_PAIR, UNIT_PAIR};
-        if (tile == 0) wgmma(sums.tokens, ones, b, !first);
+        if (tile == 0) wgmma(Sums::share(sums.tokens, half_of(i)), ones, b, !first);
       }
     }
     wgmma_commit();
@@ -151,15 +156,16 @@ struct Products {
 
   // Scales are loaded long before they are needed, while products run.
   SF_DEVICE void load_scale(int i, int slot) {
-    const int depth = i % BATCHES / TILES, tile = i % TILES;
+    const int depth = depth_of(i), tile = tile_of(i);
     if (ONE_SET || !ends(depth)) return;
-    scale[part_of(i)][tile] = load_row_pair(row_of(depth, slot), tile);
+    scale[part_of(i) * HALVES + half_of(i)][tile] = load_row_pair(row_of(depth, slot), tile);
     if (OFFSETS) zero[tile] = load_row_pair(row_of(depth, slot) + SCALE_ROWS * ROW_BYTES, tile);
   }
 
   SF_DEVICE void end_segment(int i) {
-    const int tile = i % TILES;
-    if (ends(i % BATCHES / TILES)) sums.end_segment(tile, scale[part_of(i)][tile], zero[tile], part_of(i));
+    constexpr int SLICE = TOKENS / 8 / HALVES;
+    const int tile = tile_of(i), half = half_of(i);
+    if (ends(depth_of(i))) sums.end_segment(tile, scale[part_of(i) * HALVES + half][tile], zero[tile], part_of(i), half * SLICE, (half + 1) * SLICE);
   }
 
   // Of all tiles, in the batches before batch i.
