@@ -105,9 +105,9 @@ def choose_wide(m: int, n: int, k: int, scheme: Scheme, props: DeviceProps) -> t
         places = props.sm_count * cut.resident
         waves = -(-tiles // places)
         stages = -(-k // cut.stage_k)
-        # 4096 x 28672: 29.3 and 52.0 at M = 64 and 128, in equal parts 30.5 and 53.5; but 42.8 and 40.0 at
-        # 96.
-        short = k < SHORT_K and (tokens <= 64 or tokens > 96 or row_tiles > 1)
+        # 4096 x 28672: 29.3 at M = 64, in equal parts 30.5; but 42.1 and 52.3 in equal parts at 96 and 128,
+        # 44.0 and 53.8 by whole tiles.
+        short = k < SHORT_K and (tokens <= 64 or row_tiles > 1)
         uneven = tiles < (FULL_SHORT_WAVES if short else FULL_WAVES) * waves * places
         stream = cut.stream and (uneven or cut.always) and places <= tiles // row_tiles * stages
         split = 1 if stream else _split(cut, tiles, stages, props)
@@ -146,21 +146,27 @@ def _many_tokens(
     # Short stages leave the ring deep: 26.9 on 8192 x 8192 at M = 128, stages of 256 k 30.4.
     if tiles <= props.sm_count // 2:
         if not few:
-            # M = 128: 11.8, 15.4, 28.5, 26.9 on 4096 x 4096, x 6144, 14336 x 4096, 8192 x 8192, with sums in
-            # the place of the ring 13.0, 16.0, 29.6, 27.6, in equal parts 14.9, 17.9, 29.8, 32.9. A long K
-            # wants the deeper ring: 91.8 instead of 98.4 on 28672 x 8192; in equal parts 104. Without spans M
-            # = 112 and 128 take 32.2 and 32.8 instead of 30.8 and 32.5 on 14336 x 4096 (int8), 31.5 and 29.5
-            # instead of 28.2 and 27.8 on 8192 x 8192.
             full = 2 * tiles >= FULL_WAVES * props.sm_count
-            return _Cut(1, 2, 128, 1, 5 if full and k > 2 * SHORT_K else 3, span=4), narrow
+            if full and k > 2 * SHORT_K:
+                # A long K wants the deeper ring: 91.1 on 28672 x 8192 at M = 128, spans 95.7, in equal parts
+                # 92.2.
+                return _Cut(1, 2, 128, 1, 5), narrow
+            if k > SHORT_K:
+                # 14336 x 4096 at M = 112 and 128: 26.4 and 28.0; in clusters 28.2 and 29.9, without spans
+                # 27.3 and 30.1.
+                return _Cut(1, 2, 128, 1, 4, stream=True, span=4), narrow
+            # M = 128: 12.1, 15.6 and 27.8 on 4096 x 4096, x 6144 and 8192 x 8192; without spans 12.2, 16.1
+            # and 29.5, in equal parts 14.4, 17.4 and 31.3.
+            return _Cut(1, 2, 128, 1, 3, span=4), narrow
         # M = 96: 9.5, 12.0, 22.1 on 4096 x 4096, x 6144, 8192 x 8192 in clusters; in equal parts 11.8, 14.1,
         # 25.7. But 22.5 and 72.4 in equal parts on 14336 x 4096 and 28672 x 8192. Without spans 10.0, 13.1,
         # 24.6 and 24.7, 83.2.
         even = k > SHORT_K
         return _Cut(1, 2, 128, 1, 6 if even else 4, stream=even, span=4), narrow
     if row_tiles == 1:
-        # M = 96 on 4096 x 28672: 42.1; without spans 45.8, 256 columns 44.0. M = 128: 52.0 by whole tiles.
-        return _Cut(1, 2, 128, 1, 6 if few else 5, stream=True, span=4 if few else 1), narrow
+        # M = 96, 112 and 128 on 4096 x 28672: 42.1, 49.0 and 52.3; without spans 45.8, 50.4 and 54.5, 256
+        # columns 44.0 and 53.8 at 96 and 128.
+        return _Cut(1, 2, 128, 1, 6 if few else 5, stream=True, span=4), narrow
     return _many_rows(tokens, tiles, -(-columns // 4) * row_tiles, k, bits, props.sm_count)
 
 
