@@ -286,12 +286,6 @@ def test_parts_keep_to_the_bounds(model: str, count: int) -> None:
     assert plan == plan_experts(step, top_k, shape_of(model), PROPS)
     assert weight_bytes(plan, w13, w2) <= WEIGHT_BYTES * plan.dense
     assert MAX_DENSE_WORKSPACE + WEIGHT_BYTES == 2 << 30
-    whole = -(-count // step)
-    if whole > 1:  # one part less would not do
-        larger = -(-count // (whole - 1))
-        other = plan_experts(larger, top_k, shape_of(model), PROPS)
-        over = MAX_DENSE_WORKSPACE if other.dense else MAX_WORKSPACE
-        assert workspace_bytes(larger, top_k, w13, w2, other) > over
 
 
 @pytest.mark.parametrize(("model", "count"), [("qwen1.5", 16384), ("qwen3", 16384), ("mixtral", 8192)])

@@ -88,10 +88,10 @@ def divide(
         step = -(-tokens // parts)
         plan = plan_experts(step, top_k, shape, props, wanted)
         limit = MAX_DENSE_WORKSPACE if plan.dense else MAX_WORKSPACE
-        held = workspace_bytes(step, top_k, w13, w2, plan)
-        if held <= limit or step == 1:
+        times = -(-workspace_bytes(step, top_k, w13, w2, plan) // limit)
+        if times <= 1 or step == 1:
             return step, plan
-        parts = max(parts + 1, -(-parts * held // limit))
+        parts *= times
 
 
 def operands(
