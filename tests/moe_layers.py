@@ -55,12 +55,10 @@ class MoeLayer:
         expert_map: torch.Tensor | None = None,
         weight_on_input: bool = False,
         rounded: bool = False,
-        dense: bool = False,
     ) -> torch.Tensor:
-        """fp64, pair by pair; nothing is rounded but, with ``rounded`` or ``dense``, the weights: dense
-        kernels multiply what :func:`swordfish.dequantize` gives, so does the prefill collective unless scales
-        are factors of the result."""
-        product = _dense_product if dense else _rounded_product if rounded else exact
+        """fp64, pair by pair; nothing is rounded but, with ``rounded``, the weights: the prefill collective
+        multiplies what :func:`swordfish.dequantize` gives, unless scales are factors of the result."""
+        product = _rounded_product if rounded else exact
         act = activation if isinstance(activation, Activation) else ACTIVATIONS[activation]
         total = torch.zeros(x.shape[0], self.w2.shape[1], dtype=torch.float64)
         names = range(len(self.gate_up)) if expert_map is None else expert_map.tolist()
@@ -82,10 +80,6 @@ class MoeLayer:
 
 def _rounded_product(x: torch.Tensor, w: sf.PackedWeight) -> torch.Tensor:
     return exact(x, w) if config_of(w).scales_results else x.double() @ sf.dequantize(w).double()
-
-
-def _dense_product(x: torch.Tensor, w: sf.PackedWeight) -> torch.Tensor:
-    return x.double() @ sf.dequantize(w).double()
 
 
 def _biased(y: torch.Tensor, w: sf.PackedWeight) -> torch.Tensor:

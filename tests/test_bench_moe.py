@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from bench.moe_data import MODELS, MoeShape, hidden_states, random_experts, reference_products, routes
-from bench.moe_paths import crossing
 from bench.moe_report import markdown
 from swordfish.experts import ACTIVATIONS, moe
 from swordfish.scheme import Scheme
@@ -68,12 +67,3 @@ def test_active_bytes_count_codes_and_scales() -> None:
     made.append(random_experts(1, 128, 256, scheme, gated=False, device="cpu"))
     assert sum(w.nbytes for w in made) == small.active_bytes(1)
     assert model.active_bytes(2) == 2 * model.active_bytes(1)
-
-
-def test_where_paths_cross() -> None:
-    """Between the last point that is slower and the next one; a later one that is slower counts."""
-    ascending = [(512.0, 1.0, 1.2), (1024.0, 1.0, 0.9), (2048.0, 1.0, 0.8)]
-    assert crossing(ascending) == pytest.approx(512 + 512 * 0.2 / 0.3)
-    assert crossing([*ascending, (4096.0, 1.0, 1.0)]) is None
-    assert crossing([(100.0, 1.0, 0.5), *ascending]) == crossing(ascending)
-    assert crossing(ascending[1:]) == 1024.0 and crossing([]) is None
