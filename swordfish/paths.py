@@ -53,10 +53,9 @@ def prefill_rows(n: int, k: int, props: DeviceProps) -> tuple[int, str]:
 def _dense_rows(n: int, k: int, scheme: Scheme, props: DeviceProps, prefill: bool) -> tuple[int, str]:
     """Fewest rows for which dequantising once and cuBLAS win. docs/dispatch.md has the measurements."""
     if props.arch == "sm_90a":
-        # Five Llama shapes on an H200, geometric means: dense and decode are level at 2,048 rows (0.89 of
-        # cuBLAS both with int4, 0.89 and 0.87 with int8). At 2,560 dense has 0.91 and at least 0.90, decode
-        # 0.90 with int4, 0.87 with int8 and 0.83 at least.
-        return 2561, "cuBLAS makes up for dequantising"
+        # Where dense has 0.9 of cuBLAS on an H200. With int4 decode has no more there; with int8 the two are
+        # level at 2,561 rows on large shapes, but dense has 0.89 of cuBLAS (0.91 at 3,072).
+        return (2561 if scheme.bits == 4 else 2817), "cuBLAS makes up for dequantising"
     many = props.sm_count >= MANY_SMS
     if not prefill:
         # By data sheet, not measured: bytes of the dequantised weight over memory bandwidth, against the
