@@ -56,7 +56,7 @@ LOG_VARIABLE = "SWORDFISH_LOG"
 """``dispatch`` in the environment: every call logs its plan to the logger ``swordfish.dispatch``."""
 
 _CALLS_KEPT = 8192
-_ROWS_PLANNED = (*range(1, 129), *range(144, 2818, 16), *range(2848, 4129, 32), *range(4352, 16385, 256))
+_ROWS_PLANNED = (*range(1, 129), *range(144, 3073, 16), *range(3104, 4129, 32), *range(4352, 16385, 256))
 """Row counts that meet every plan: kernels of few rows come in buckets, even tiles of many in steps of 16,
 those of prefill in steps of 32."""
 _logger = logging.getLogger("swordfish.dispatch")
