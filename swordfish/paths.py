@@ -53,8 +53,8 @@ def prefill_rows(n: int, k: int, props: DeviceProps) -> tuple[int, str]:
 def _dense_rows(n: int, k: int, scheme: Scheme, props: DeviceProps, prefill: bool) -> tuple[int, str]:
     """Fewest rows for which dequantising once and cuBLAS win. docs/dispatch.md has the measurements."""
     if props.arch == "sm_90a":
-        # Where dense has 0.9 of cuBLAS on an H200; decode has no more there. int8: dense has 0.89 at 2,561 rows
-        # and 0.91 at 3,072, decode nine tenths of that on 4096 x 4096 and as much on larger layers.
+        # Where dense has 0.9 of cuBLAS on an H200; decode has no more there. int8: dense has 0.89 at 2,561
+        # rows and 0.91 at 3,072, decode nine tenths of that on 4096 x 4096 and as much on larger layers.
         return (2561 if scheme.bits == 4 else 3072), "cuBLAS makes up for dequantising"
     many = props.sm_count >= MANY_SMS
     if not prefill:
