@@ -11,8 +11,8 @@ import torch
 from bench.adapters.swordfish import Swordfish, scheme_of
 from bench.shapes import Problem
 from swordfish.calls import Call, DecodeCall
-from swordfish.decode.choose import choose, first_wide_rows
 from swordfish.decode.choose_ring import choose_ring
+from swordfish.decode.choose_wide import choose_wide
 from swordfish.dense import DequantConfig, dense_mm
 from swordfish.prefill import choose_prefill, launch_prefill, source, unsupported
 from swordfish.runtime import DeviceProps, compile_many, device_props
@@ -66,7 +66,7 @@ def _config(path: str, m: int, n: int, k: int, scheme: Scheme) -> Any:
     if path == "ring":
         return choose_ring(m, n, k, scheme, _props())[0]
     if path == "wide":
-        return choose(max(m, first_wide_rows(_props())), n, k, scheme, _props()).config
+        return choose_wide(m, n, k, scheme, _props())[0]
     return choose_prefill(m, n, k, scheme, _props()).config if path == "prefill" else None
 
 
