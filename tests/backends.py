@@ -31,7 +31,7 @@ class Backend:
             with sf.emulate(self.name, seed=seed) as emulation:
                 yield
             for report in emulation.reports:
-                # Kernels for several rows read those that a block lacks, and store nothing that comes of them.
+                # Kernels for several rows read those that a block lacks, and store nothing of them.
                 found = [finding for finding in report.findings if finding.kind != "uninitialised"]
                 assert not found, "\n".join(map(str, found))
 
