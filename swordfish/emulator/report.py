@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from swordfish.emulator.errors import EmulatorError
 
-__all__ = ["Finding", "LineAccess", "Report"]
+__all__ = ["Finding", "LineAccess", "Report", "Touched"]
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,8 @@ class Finding:
 
     Kinds: ``deadlock``, ``livelock``, ``race``, ``proxy fence``, ``uninitialised``, ``out of bounds``,
     ``misaligned``, ``mbarrier``, ``barrier``, ``exited CTA``, ``cluster start``, ``in-flight register``,
-    ``divergent``, ``trap``, ``resources`` and those of the tensor-memory family. ``count`` is how often it
+    ``divergent``, ``trap``, ``resources``, ``early`` (:mod:`swordfish.emulator.order`) and those of the
+    tensor-memory family. ``count`` is how often it
     happened at that instruction."""
 
     kind: str
@@ -54,13 +55,29 @@ class LineAccess:
 
 
 @dataclass(frozen=True)
+class Touched:
+    """Global memory ``[lo, hi)`` that a kernel has read or written: a tensor, as far as an argument reaches.
+    ``early_read`` and ``early_write`` are the PTX lines of the first accesses by a CTA that had not passed
+    ``griddepcontrol.wait`` yet, 0 for none."""
+
+    name: str
+    lo: int
+    hi: int
+    read: bool
+    written: bool
+    early_read: int
+    early_write: int
+
+
+@dataclass(frozen=True)
 class Report:
     """Findings and numbers of one launch.
 
     ``classes`` maps an instruction class to executed warp-instructions, ``by_warp`` holds the same per warp
     index (summed over CTAs), ``barrier_waits`` counts suspensions per warp index, ``shared`` lists
     shared-memory accesses by PTX line, ``tma_load_bytes`` and ``tma_store_bytes`` count bytes moved by bulk
-    copies."""
+    copies, ``touched`` is the global memory that was used. ``releases_early``: a CTA let dependent kernels
+    start, or ended, before it had waited for the kernels before."""
 
     findings: tuple[Finding, ...]
     instructions: int
@@ -75,6 +92,8 @@ class Report:
     seed: int
     policy: str
     extra: dict[str, int] = field(default_factory=dict)
+    touched: tuple[Touched, ...] = ()
+    releases_early: bool = True
 
     @property
     def ok(self) -> bool:

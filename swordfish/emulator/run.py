@@ -6,7 +6,7 @@ import functools
 import json
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,7 +16,7 @@ from swordfish.emulator.arguments import Marshalled, map_fields, marshal
 from swordfish.emulator.decode import CLASSES, Program, decode
 from swordfish.emulator.errors import EmulatorError
 from swordfish.emulator.ptx import Module, parse
-from swordfish.emulator.report import Finding, LineAccess, Report
+from swordfish.emulator.report import Finding, LineAccess, Report, Touched
 from swordfish.errors import ArgumentError
 
 __all__ = ["POLICIES", "WARP_POLICIES", "run"]
@@ -220,4 +220,14 @@ def _report(ptx: str, r: dict[str, Any], seconds: float, seed: int, policy: str)
         seconds=seconds,
         seed=seed,
         policy=policy,
+        touched=tuple(_touched(r["regions"])),
+        releases_early=r["released_early"],
     )
+
+
+def _touched(regions: list[dict[str, Any]]) -> Iterator[Touched]:
+    """Those that were used and that a kernel could write."""
+    for region in regions:
+        fields = dict(region, read=bool(region["read"]), written=bool(region["written"]))
+        if region["name"] != "kernel parameters" and (fields["read"] or fields["written"]):
+            yield Touched(**fields)

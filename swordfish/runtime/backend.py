@@ -25,12 +25,14 @@ _REPORTS_KEPT = 64
 @dataclass(frozen=True)
 class Emulation:
     """A target being emulated: its architecture, the scheduler's seed, further keywords of
-    ``swordfish.emulator.run``, and the reports of its last launches."""
+    ``swordfish.emulator.run``, the reports of its last launches, and what kernels touch beside which the next
+    one may begin (see :mod:`swordfish.emulator.order`)."""
 
     arch: str
     seed: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
     reports: deque[Any] = field(default_factory=lambda: deque(maxlen=_REPORTS_KEPT))
+    running: list[Any] = field(default_factory=list)
 
 
 _active: ContextVar[Emulation | None] = ContextVar("swordfish_emulation", default=None)

@@ -106,6 +106,18 @@ const char* sf_results(void* p) {
     field(o, "cta", f.cta), field(o, "warp", f.warp), field(o, "lane", f.lane), field(o, "address", f.address), field(o, "count", f.count);
     o += '}';
   }
+  o += "],\"released_early\":";
+  o += m.released_early ? "true" : "false";
+  o += ",\"regions\":[";
+  auto line = [&](int pc) { return pc >= 0 && size_t(pc) < m.code.size() ? m.code[pc].line : 0; };
+  for (size_t k = 0; k < m.regions.size(); ++k) {
+    const Region& r = m.regions[k];
+    o += k ? ",{\"name\":" : "{\"name\":";
+    quote(o, r.name);
+    field(o, "lo", r.lo), field(o, "hi", r.hi), field(o, "read", r.touched[0]), field(o, "written", r.touched[1]);
+    field(o, "early_read", line(r.early[0])), field(o, "early_write", line(r.early[1]));
+    o += '}';
+  }
   o += "],\"lines\":[";
   bool first = true;
   for (size_t k = 0; k < m.stats.size(); ++k) {

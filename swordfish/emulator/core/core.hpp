@@ -68,6 +68,7 @@ struct Actor {
   const Clock* know = nullptr;
   bool async_proxy = false;
   int pc = 0, warp = 0, lane = 0;   // of the issuing instruction, for reports
+  bool early = false;               // issued before its CTA has waited for the kernels before this one
 };
 
 enum Access : uint8_t { READ = 0, WRITE = 1, ATOMIC = 2, STRONG_READ = 3, STRONG_WRITE = 4 };
@@ -97,6 +98,7 @@ struct Cta {
   int rank = 0, id[3] = {0, 0, 0}, linear = 0;
   int live_warps = 0, n_warps = 0;
   bool exited = false;
+  bool waited = false;                 // a warp has passed griddepcontrol.wait
   std::vector<uint8_t> smem;           // bytes from SMEM_BASE
   std::vector<Cell> shadow;
   std::map<uint32_t, Mbarrier> mbar;   // by offset in the window
@@ -176,7 +178,8 @@ struct AsyncOp {
   const char* what = "";
 };
 
-struct Region { uint64_t lo, hi; bool writable; std::string name; };
+// Global memory that the kernel may touch. [0] reads, [1] writes: whether there were any, and the first instruction that came early, or -1.
+struct Region { uint64_t lo, hi; bool writable; std::string name; bool touched[2] = {false, false}; int early[2] = {-1, -1}; };
 
 // One dimension-ordered tensor map, decoded. Sizes in elements except strides and elem_bits.
 struct TensorMapInfo {
@@ -220,6 +223,7 @@ struct Machine {
   std::vector<LineStats> stats;
   std::vector<std::vector<uint64_t>> class_by_warp;    // [warp in CTA][class], summed over CTAs
   std::vector<uint64_t> waits_by_warp;
+  bool released_early = false;         // a CTA let dependent kernels start, or ended, before it had waited
   uint64_t instructions = 0, tma_load_bytes = 0, tma_store_bytes = 0, async_ops = 0;
 
   uint64_t random() { rng ^= rng << 13, rng ^= rng >> 7, rng ^= rng << 17; return rng * 0x2545F4914F6CDD1Dull; }
@@ -259,7 +263,7 @@ struct Ctx {
   void set_pred(int32_t off, Mask v) const { Mask& p = pred(off); p = (p & ~mask) | (v & mask); }
   int first() const { return __builtin_ctz(mask); }
   Actor actor(const Insn& i, int lane) const {
-    return Actor{w.agent, w.clock.vc[w.agent], &w.clock, false, i.pc, w.id, lane};
+    return Actor{w.agent, w.clock.vc[w.agent], &w.clock, false, i.pc, w.id, lane, !cta.waited};
   }
   Flow block(const WaitKind& k, uint64_t a = 0, uint64_t b = 0, uint64_t c = 0, uint64_t d = 0) const {
     frag->wait = &k, frag->w[0] = a, frag->w[1] = b, frag->w[2] = c, frag->w[3] = d;

@@ -118,6 +118,7 @@ static void lanes_exit(Machine& m, Warp& w, Mask lanes) {
   m.wake();
   if (--cta.live_warps) return;
   cta.exited = true;
+  m.released_early |= !cta.waited;
   for (CtaHook h : cta_exit_hooks()) h(m, cta);
 }
 
@@ -183,6 +184,13 @@ SF_OP("bar.warp.sync") {   // o[0]: members
   return Flow::Jump;
 }
 SF_OP("nop") { return Flow::Next; }
+
+SF_OP("griddepcontrol") {   // m[0]: wait, else launch_dependents
+  if (i.m[0]) c.cta.waited = true;
+  else c.m.released_early |= !c.cta.waited;
+  return Flow::Next;
+}
+
 SF_OP("yield") { return Flow::Next; }
 
 // Lanes that an instruction needs together are not all here: suspend until the others arrive.

@@ -29,7 +29,7 @@ AsyncOp& Machine::issue(Ctx& c, const Insn& i, const char* what, std::function<v
   op->clk = c.w.clock;
   op->clk.vc[agent] = op->clk.pvc[agent] = ++cl->agent_clk[slot];
   op->cta = &c.cta, op->warp = &c.w;
-  op->actor = Actor{agent, cl->agent_clk[slot], &op->clk, true, i.pc, c.w.id, c.mask ? c.first() : 0};
+  op->actor = Actor{agent, cl->agent_clk[slot], &op->clk, true, i.pc, c.w.id, c.mask ? c.first() : 0, !c.cta.waited};
   c.release_tick();   // what the warp does from now on is not known to the operation
   ++async_ops, ++progress;
   cl->queue.push_back(std::move(op));

@@ -138,7 +138,7 @@ uint8_t* Machine::shared(Cta& from, uint32_t addr, uint32_t n, Access kind, cons
 
 uint8_t* Machine::global(uint64_t addr, uint32_t n, bool write, const Actor& a, const Cta* cta) {
   auto holds = [&](const Region& r) { return addr >= r.lo && addr <= r.hi && n <= r.hi - addr; };   // addr + n may wrap
-  const Region* r = last_region < regions.size() ? &regions[last_region] : nullptr;
+  Region* r = last_region < regions.size() ? &regions[last_region] : nullptr;
   if (!r || !holds(*r)) {
     r = nullptr;
     const Region* near = nullptr;
@@ -160,6 +160,8 @@ uint8_t* Machine::global(uint64_t addr, uint32_t n, bool write, const Actor& a, 
     finding("out of bounds", "write to " + r->name + ", which is read-only", a, cta, addr);
     return nullptr;
   }
+  r->touched[write] = true;
+  if (a.early && r->early[write] < 0) r->early[write] = a.pc;
   return reinterpret_cast<uint8_t*>(addr);
 }
 

@@ -41,7 +41,6 @@ def trap(d: Decoder, op: Op) -> None:
 @family(
     "nanosleep",
     "pmevent",
-    "griddepcontrol",
     "setmaxnreg",
     "prefetch",
     "prefetchu",
@@ -49,5 +48,11 @@ def trap(d: Decoder, op: Op) -> None:
     "applypriority",
 )
 def nop(d: Decoder, op: Op) -> None:
-    """Hints, and what has no meaning without other grids or a register file."""
+    """Hints, and what has no meaning without a register file."""
     d.emit("yield" if op.base == "nanosleep" else "nop", [], sync=1 if op.has("aligned") else 0)
+
+
+@family("griddepcontrol")
+def griddepcontrol(d: Decoder, op: Op) -> None:
+    """Other grids are over; what would come too early beside them is noted."""
+    d.emit("griddepcontrol", [], [int(op.has("wait"))])
