@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from swordfish.emulator import Report, check_order
 from swordfish.errors import ArgumentError, ArgumentTypeError, UnsupportedDeviceError
 from swordfish.runtime import (
     Artifact,
@@ -433,11 +434,11 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     calls: list[tuple[Any, ...]] = []
     module = types.ModuleType("swordfish.emulator")
 
-    def run(ptx: str, entry: str, args: Any, launch: Any, **keywords: Any) -> str:
+    def run(ptx: str, entry: str, args: Any, launch: Any, **keywords: Any) -> Report:
         calls.append((ptx, entry, list(args), launch, keywords))
-        return f"report {len(calls)}"
+        return Report((), len(calls), {}, (), (), (), 0, 0, 0, 0.0, keywords["seed"], "late")
 
-    module.run = run  # type: ignore[attr-defined]
+    module.run, module.check_order = run, check_order  # type: ignore[attr-defined]
     module.TensorMap = lambda **fields: fields  # type: ignore[attr-defined]
     import swordfish
 
@@ -457,7 +458,7 @@ def test_cpu_tensors_go_to_the_emulator_with_the_same_arguments(
     assert keywords == {"arch": "sm_90a", "seed": 7, "policy": "late"}
     assert all(passed[i] is args[i] for i in (0, 1, 2, 3, 5, 6))
     assert passed[4]["tensor"] is args[4].tensor and passed[4]["box"] == (16, 4)
-    assert list(emulation.reports) == ["report 1"]
+    assert [report.instructions for report in emulation.reports] == [1]
 
 
 def test_wrong_arguments_are_refused_before_emulating(

@@ -7,6 +7,7 @@ The entry point is :func:`run`. The interpreter's C++ core is compiled at the fi
 from __future__ import annotations
 
 from swordfish.emulator.errors import EmulatorError, NoCompilerError, UnknownInstructionError
+from swordfish.emulator.order import check_order
 from swordfish.emulator.report import Finding, Report
 from swordfish.emulator.run import run
 from swordfish.emulator.tensormap import TensorMap
@@ -18,5 +19,6 @@ __all__ = [
     "Report",
     "TensorMap",
     "UnknownInstructionError",
+    "check_order",
     "run",
 ]

@@ -272,7 +272,6 @@ class PreparedLaunch:
         if emulation.arch != metadata.arch:
             raise ArgumentError("arch", emulation.arch, f"the architecture of {self.kernel}")
         from swordfish import emulator
-        from swordfish.emulator.order import check_order
 
         report = emulator.run(
             artifact.ptx,
@@ -284,7 +283,7 @@ class PreparedLaunch:
             **emulation.options,
         )
         programmatic = self.config.programmatic
-        report = check_order(report, emulation.running, artifact.ptx, programmatic=programmatic)
+        report = emulator.check_order(report, emulation.running, artifact.ptx, programmatic=programmatic)
         emulation.reports.append(report)
 
 
