@@ -53,8 +53,8 @@ class DecodeCall:
         k, arch, perm = self._k, self._arch, w.perm if self._permutes else None
         pitch = -(-k // BLOCK) * BLOCK
         launch = self._launch.raw(w.words.get_device())
-        shape = self._m, pitch, self._n
-        bound = self._config.bind(launch, w.words, w.scale_rows, w.zero_rows, w.perm, bias, shape)
+        tensors, shape = (w.words, w.scale_rows, w.zero_rows, w.perm, bias), (self._m, pitch, self._n)
+        bound = self._config.bind(launch, tensors, shape)
         if perm is None and k == pitch:
             return bound
 

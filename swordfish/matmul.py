@@ -72,11 +72,7 @@ def _ready(x: torch.Tensor, w: PackedWeight) -> torch.Tensor | None:
     bias = w.bias
     if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
         return None
-    k, n, _, _, group_size, _, zeros, _ = w.call_key
-    offset, wishes = zeros == "offset", overrides()
-    return ready.product(
-        x, w.words, w.scale_rows, w.zero_rows, w.perm, bias, k, n, group_size, offset, wishes
-    )
+    return ready.product(x, operands(w), bias, overrides())
 
 
 def activation(x: torch.Tensor, scale_rows: torch.Tensor, k: int) -> torch.Tensor:

@@ -67,7 +67,7 @@ def multiply(
         call = call_for(m, w, bias is not None)
         call(flat, w, bias, target)
         if isinstance(call, DecodeCall):
-            ready.keep(call, m, w, bias, overrides())
+            ready.keep(call, m, w, operands(w), bias, overrides())
         if out is not None and target.data_ptr() != out.data_ptr():
             out.copy_(target.view(out.shape))
     return result
@@ -198,11 +198,14 @@ def _mm(
     group_size: int,
     offset: bool,
 ) -> torch.Tensor:
-    wishes = overrides()
-    known = ready.product(x, words, scale_rows, zero_rows, perm, bias, k, n, group_size, offset, wishes)
-    if known is not None:
-        return known
-    w = _weight(words, scale_rows, zero_rows, perm, k, n, group_size, offset)
+    given = words, scale_rows, zero_rows, perm, k, n, group_size, offset
+    known = ready.product(x, given, bias, overrides())
+    return _checked(x, given, bias) if known is None else known
+
+
+def _checked(x: torch.Tensor, given: Operands, bias: torch.Tensor | None) -> torch.Tensor:
+    """The product with everything looked at."""
+    w = _weight(*given)
     _check(x, w, bias)
     return multiply(x, w, bias)
 
@@ -234,14 +237,12 @@ def _direct(dispatched: Callable[..., torch.Tensor]) -> Callable[..., torch.Tens
             and not function_modes()
             and transform() is None
         ):
-            known = ready.product(
-                x, words, scale_rows, zero_rows, perm, bias, k, n, group_size, offset, overrides()
-            )
+            given = words, scale_rows, zero_rows, perm, k, n, group_size, offset
+            known = ready.product(x, given, bias, overrides())
             if known is not None:
                 return known
-            weight = words, scale_rows, zero_rows, perm, bias
-            if not x.is_meta and all(t is None or type(t) is torch.Tensor for t in weight):
-                return _mm(x, words, scale_rows, zero_rows, perm, bias, k, n, group_size, offset)
+            if not x.is_meta and all(t is None or type(t) is torch.Tensor for t in (*given[:4], bias)):
+                return _checked(x, given, bias)
         return dispatched(x, words, scale_rows, zero_rows, perm, bias, k, n, group_size, offset)
 
     return mm

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from swordfish.decode.bound import BoundLaunch
-from swordfish.packed import PackedWeight
 from swordfish.runtime import torch_cuda
 from swordfish.runtime.arguments import CPU_DEVICE
 
 if TYPE_CHECKING:
     from swordfish.calls import DecodeCall
     from swordfish.dispatch import Overrides
+    from swordfish.operators import Operands
+    from swordfish.packed import PackedWeight
 
 __all__ = ["forget", "keep", "product"]
 
@@ -43,38 +44,28 @@ class _Known:
         "zero_rows",
     )
 
-    def __init__(self, w: PackedWeight, bias: torch.Tensor | None, wishes: Overrides) -> None:
-        key, words = id(w.words), w.words
+    def __init__(self, given: Operands, bias: torch.Tensor | None, wishes: Overrides) -> None:
+        words, self.scale_rows, self.zero_rows, self.perm, *_ = given
+        key, self.scheme, self.bias, self.wishes = id(words), given[4:], bias, wishes
         # The other tensors are held: an object that is gone cannot be mistaken for a new one. Words, by far
         # the largest, are not, and everything goes with them.
         self.words = weakref.ref(words, lambda _, pop=_known.pop: pop(key, None))  # type: ignore[misc]
-        self.scale_rows, self.zero_rows, self.perm, self.bias = w.scale_rows, w.zero_rows, w.perm, bias
-        self.word_address, self.scale_address = words.data_ptr(), w.scale_rows.data_ptr()
-        self.optional = [(t, t.data_ptr()) for t in (w.zero_rows, w.perm, bias) if t is not None]
-        self.scheme = (*w.shape, w.scheme.group_size, w.scheme.zeros == "offset")
-        self.device, self.dtype = words.get_device(), w.dtype
-        self.wishes = wishes
+        self.word_address, self.scale_address = words.data_ptr(), self.scale_rows.data_ptr()
+        self.optional = [(t, t.data_ptr()) for t in (self.zero_rows, self.perm, bias) if t is not None]
+        self.device, self.dtype = words.get_device(), self.scale_rows.dtype
         self.bound: dict[int, BoundLaunch] = {}
 
-    def is_made_of(
-        self,
-        words: torch.Tensor,
-        scale_rows: torch.Tensor,
-        zero_rows: torch.Tensor | None,
-        perm: torch.Tensor | None,
-        bias: torch.Tensor | None,
-        scheme: tuple[int, int, int, bool],
-        wishes: Overrides,
-    ) -> bool:
+    def is_made_of(self, given: Operands, bias: torch.Tensor | None, wishes: Overrides) -> bool:
         """The same tensors in the same memory (``tensor.data = other`` changes it), understood and planned
         alike."""
+        words, scale_rows = given[0], given[1]
         return (
             self.words() is words
             and self.scale_rows is scale_rows
-            and self.zero_rows is zero_rows
-            and self.perm is perm
+            and self.zero_rows is given[2]
+            and self.perm is given[3]
             and self.bias is bias
-            and self.scheme == scheme
+            and self.scheme == given[4:]
             and (self.wishes is wishes or self.wishes == wishes)
             and self.word_address == words.data_ptr()
             and self.scale_address == scale_rows.data_ptr()
@@ -88,29 +79,18 @@ _known: dict[int, _Known] = {}
 
 
 def product(
-    x: torch.Tensor,
-    words: torch.Tensor,
-    scale_rows: torch.Tensor,
-    zero_rows: torch.Tensor | None,
-    perm: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    k: int,
-    n: int,
-    group_size: int,
-    offset: bool,
-    wishes: Overrides,
+    x: torch.Tensor, given: Operands, bias: torch.Tensor | None, wishes: Overrides
 ) -> torch.Tensor | None:
-    """``x @ W + bias`` for a weight as its tensors, or ``None``: not a call that :func:`keep` has seen before
-    with another x.
+    """``x @ W + bias`` for a weight as operators take it, or ``None``: not a call that :func:`keep` has seen
+    before with another x.
 
     Nothing but the kernel may have to see the call because of x or where it is made. Weights that something
     else has to see, tensor subclasses, are not kept.
     """
-    known = _known.get(id(words))
-    if known is None or not known.is_made_of(
-        words, scale_rows, zero_rows, perm, bias, (k, n, group_size, offset), wishes
-    ):
+    known = _known.get(id(given[0]))
+    if known is None or not known.is_made_of(given, bias, wishes):
         return None
+    k, n = given[4], given[5]
     shape, device = x.shape, known.device
     if (
         not shape
@@ -134,15 +114,22 @@ def product(
     return out.view(*shape[:-1], n)
 
 
-def keep(call: DecodeCall, m: int, w: PackedWeight, bias: torch.Tensor | None, wishes: Overrides) -> None:
-    """Remember the call for ``m`` rows of this weight if it is on a GPU, of tensors that are nothing else as
-    well, and not every call is to be logged."""
-    tensors = w.words, w.scale_rows, w.zero_rows, w.perm, bias
-    if w.words.get_device() == CPU_DEVICE or wishes.log or any(type(t) not in _PLAIN for t in tensors):
+def keep(
+    call: DecodeCall,
+    m: int,
+    w: PackedWeight,
+    given: Operands,
+    bias: torch.Tensor | None,
+    wishes: Overrides,
+) -> None:
+    """Remember the call for ``m`` rows of this weight, ``given`` as operators take it, if it is on a GPU, of
+    tensors that are nothing else as well, and not every call is to be logged."""
+    plain = all(type(t) in _PLAIN for t in (*given[:4], bias))
+    if w.words.get_device() == CPU_DEVICE or wishes.log or not plain:
         return
-    known, scheme = _known.get(id(w.words)), (*w.shape, w.scheme.group_size, w.scheme.zeros == "offset")
-    if known is None or not known.is_made_of(*tensors, scheme, wishes):
-        known = _known[id(w.words)] = _Known(w, bias, wishes)
+    known = _known.get(id(w.words))
+    if known is None or not known.is_made_of(given, bias, wishes):
+        known = _known[id(w.words)] = _Known(given, bias, wishes)
     if m not in known.bound:
         known.bound[m] = call.bind(w, bias)
 

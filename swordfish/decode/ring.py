@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 
 import torch
 
-from swordfish.decode.bound import BoundLaunch, address
+from swordfish.decode.bound import BoundLaunch, WeightTensors, address
 from swordfish.decode.defines import scheme_defines
 from swordfish.errors import ArgumentError
 from swordfish.runtime.arguments import Argument
@@ -175,19 +175,11 @@ class RingConfig:
         )
 
     @staticmethod
-    def bind(
-        launch: RawLaunch,
-        words: torch.Tensor,
-        scales: torch.Tensor,
-        zeros: torch.Tensor | None,
-        perm: torch.Tensor | None,
-        bias: torch.Tensor | None,
-        shape: tuple[int, int, int],
-    ) -> BoundLaunch:
+    def bind(launch: RawLaunch, weight: WeightTensors, shape: tuple[int, int, int]) -> BoundLaunch:
         """A launch with this weight for ``(M, row pitch of x, N)``; what of the tensors it needs is looked up
         now."""
         m, pitch, n = shape
-        w, s, z, p, b = map(address, (words, scales, zeros, perm, bias))
+        w, s, z, p, b = map(address, weight)
 
         def run(x: torch.Tensor, x_address: int, out: torch.Tensor, stream: int) -> None:
             launch(stream, w, s, z, x_address, p, b, out.data_ptr(), m, pitch, n)

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import torch
 
-from swordfish.decode.bound import BoundLaunch, address
+from swordfish.decode.bound import BoundLaunch, WeightTensors, address
 from swordfish.decode.defines import scheme_defines
 from swordfish.errors import ArgumentError
 from swordfish.runtime.arguments import Argument
@@ -21,7 +21,11 @@ from swordfish.runtime.source import KernelSource, assemble
 from swordfish.runtime.tensor_map import TensorMap
 from swordfish.scheme import CHANNELWISE, Scheme
 
-__all__ = ["WideConfig"]
+__all__ = ["PART_TOKENS", "WideConfig"]
+
+PART_TOKENS = 96
+"""Tokens up to which a tile of a warpgroup can have registers for two parts of its sums; halves of so few
+gain little."""
 
 _REGISTER_FILE = 65536
 _PRODUCER_REGISTERS = 24
@@ -156,7 +160,7 @@ class WideConfig:
             return 1, 1
         if 3 * self.tokens // 2 + 90 <= self.registers:
             return 2, 1
-        return (1, 2) if self.tokens > 96 and self.tokens % 16 == 0 else (1, 1)
+        return (1, 2) if self.tokens > PART_TOKENS and self.tokens % 16 == 0 else (1, 1)
 
     def _segments(self, scheme: Scheme) -> int:
         """Runs of k in a stage that have a scale of their own."""
@@ -260,19 +264,11 @@ class WideConfig:
         maps = self.maps(words, scales, zeros, x)
         return (*maps, bias, out, partials, counts, x.shape[0], out.stride(0))
 
-    def bind(
-        self,
-        launch: RawLaunch,
-        words: torch.Tensor,
-        scales: torch.Tensor,
-        zeros: torch.Tensor | None,
-        perm: torch.Tensor | None,
-        bias: torch.Tensor | None,
-        shape: tuple[int, int, int],
-    ) -> BoundLaunch:
+    def bind(self, launch: RawLaunch, weight: WeightTensors, shape: tuple[int, int, int]) -> BoundLaunch:
         """A launch with this weight for ``(M, row pitch of x, N)``; what of the tensors it needs is looked up
         now, maps of x when one comes."""
         m, _, n = shape
+        words, scales, zeros, _, bias = weight
         b, weight_maps = address(bias), self._weight_maps(words, scales, zeros)
         maps_of_x: dict[int, Argument] = {}
 
