@@ -120,10 +120,9 @@ def _of_experts(layer: MoE, counts: Sequence[int], top_k: int | None) -> Iterato
     w13, w2, seen = layer.w13, layer.w2, set()
     for m in counts:
         chosen = plan_layer(w13, w2, m, top_k, layer.expert_map)
-        kind = (chosen.gate_up, chosen.down, chosen.direct, chosen.narrow)
-        if kind in seen:
+        if chosen.kernels in seen:
             continue
-        seen.add(kind)
+        seen.add(chosen.kernels)
         for dtype in (torch.int32, torch.int64):
 
             def call(m: int = m, dtype: torch.dtype = dtype) -> object:

@@ -14,7 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import swordfish as sf
-from swordfish.cli.weights import checkpoint_experts, checkpoint_weights
+from swordfish.cli.weights import Experts, checkpoint_layers, checkpoint_weights
 from swordfish.errors import ArgumentError, ArgumentTypeError
 from swordfish.experts import Activation, ExpertWeights, MoE, load_experts, moe
 from tests.backends import quantised
@@ -288,8 +288,9 @@ def test_experts_of_a_checkpoint_are_layers_not_weights(tmp_path: Path) -> None:
     assert (plain.k, plain.n) == (64, 96)
     options: dict[str, Any] = {"activation": "silu", "ranks": 1}
     with pytest.raises(ArgumentError, match="--top-k"):
-        checkpoint_experts(tmp_path / "c", "float16", top_k=None, **options)
-    (layer,) = checkpoint_experts(tmp_path / "k", "float16", top_k=None, **options)
+        checkpoint_layers(tmp_path / "c", "float16", top_k=None, **options)
+    same, layer = checkpoint_layers(tmp_path / "k", "float16", top_k=None, **options)
+    assert same == plain and isinstance(layer, Experts)
     assert layer.w13.experts == layer.global_experts == len(experts) and layer.top_k == 2
     w13, w2 = load_experts(tmp_path / "c", "model.layers.1.mlp", dtype=torch.float16)
     for mine, loaded in ((layer.w13, w13), (layer.w2, w2)):

@@ -81,8 +81,7 @@ def compile_kernels(
 
     found: list[named.Weight | named.Experts] = []
     for path in checkpoint or []:
-        found += named.checkpoint_weights(path, dtype)
-        found += named.checkpoint_experts(path, dtype, top_k=top_k, activation=activation, ranks=expert_ranks)
+        found += named.checkpoint_layers(path, dtype, top_k=top_k, activation=activation, ranks=expert_ranks)
     found += named.shape_weights(shape or [], bits, group_size, zeros, dtype, bias)
     found += named.shape_experts(
         experts or [],

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from swordfish.experts import ExpertWeights
     from swordfish.formats.load import Checkpoint
 
-__all__ = ["Experts", "Weight", "checkpoint_experts", "checkpoint_weights", "shape_experts", "shape_weights"]
+__all__ = ["Experts", "Weight", "checkpoint_layers", "checkpoint_weights", "shape_experts", "shape_weights"]
 
 
 @dataclass(frozen=True)
@@ -141,45 +141,52 @@ def checkpoint_weights(path: Path, dtype: str | None) -> list[Weight]:
     looked at. Raises what opening and packing a checkpoint raises.
     """
     from swordfish.experts.load import expert_layers
-    from swordfish.weights import pack_weight
 
-    checkpoint, activation = _open(path, dtype)
-    holders = tuple(f"{holder}." for holder in expert_layers(checkpoint))
-    seen: set[Hashable] = set()
-    weights: dict[Weight, None] = {}
-    for name in checkpoint.layers():
-        if name.startswith(holders):
-            continue
-        layer = checkpoint.layer(name)
-        if layer.kind() in seen:
-            continue
-        seen.add(layer.kind())
-        packed = pack_weight(layer.read(), activation)
-        weights[Weight(packed.scheme, packed.packed_k, packed.shape[1], packed.bias is not None)] = None
-    return list(weights)
+    checkpoint, activation_dtype = _open(path, dtype)
+    return _weights(checkpoint, activation_dtype, expert_layers(checkpoint))
 
 
-def checkpoint_experts(
+def checkpoint_layers(
     path: Path, dtype: str | None, *, top_k: int | None, activation: str, ranks: int
-) -> list[Experts]:
-    """The distinct expert layers of a checkpoint, one expert of each packed to learn its scheme.
+) -> list[Weight | Experts]:
+    """The same, and the distinct expert layers, one expert of each packed to learn its scheme.
 
-    ``top_k`` comes before what the config says; ``ranks`` GPUs share the experts. Raises what opening and
-    packing a checkpoint raises, and ``ArgumentError`` for experts without ``top_k``.
+    ``top_k`` comes before what the config says; ``ranks`` GPUs share the experts. Raises ``ArgumentError``
+    for experts without ``top_k`` as well.
     """
     from swordfish.experts.load import expert_layers, find_experts
 
     checkpoint, activation_dtype = _open(path, dtype)
+    holders = expert_layers(checkpoint)
+    found: list[Weight | Experts] = [*_weights(checkpoint, activation_dtype, holders)]
+    chosen = checkpoint.experts_per_token if top_k is None else top_k
     seen: set[Hashable] = set()
-    found = []
-    for name in expert_layers(checkpoint):
+    for name in holders:
         stored = find_experts(checkpoint, name, None, activation_dtype)
-        if stored.kind in seen:
-            continue
-        seen.add(stored.kind)
-        chosen = checkpoint.experts_per_token if top_k is None else top_k
-        found.append(_experts(stored.first().pack(), len(stored), chosen, activation, ranks))
+        kind = stored.kind()
+        if kind not in seen:
+            seen.add(kind)
+            found.append(_experts(stored.first().pack(), len(stored), chosen, activation, ranks))
     return found
+
+
+def _weights(checkpoint: Checkpoint, activation: torch.dtype, holders: Sequence[str]) -> list[Weight]:
+    """Those of no layer in ``holders``."""
+    from swordfish.weights import pack_weight
+
+    inside = tuple(f"{holder}." for holder in holders)
+    seen: set[Hashable] = set()
+    weights: dict[Weight, None] = {}
+    for name in checkpoint.layers():
+        if name.startswith(inside):
+            continue
+        layer = checkpoint.layer(name)
+        kind = layer.kind()
+        if kind not in seen:
+            seen.add(kind)
+            packed = pack_weight(layer.read(), activation)
+            weights[Weight(packed.scheme, packed.packed_k, packed.shape[1], packed.bias is not None)] = None
+    return list(weights)
 
 
 def _experts(

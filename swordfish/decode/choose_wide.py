@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from swordfish.decode.wide import WideConfig
+from swordfish.decode.wide import PART_TOKENS, WideConfig
 from swordfish.errors import ArgumentError
 from swordfish.runtime.device import DeviceProps
 from swordfish.scheme import CHANNELWISE, Scheme
@@ -21,9 +21,6 @@ TOKEN_BUCKETS = (8, 16, 24, 32, 48, 64, 80, 96, 112, 128)
 
 MAX_TOKENS = TOKEN_BUCKETS[-1]
 """Rows of a tile. More rows make several tiles, in one launch."""
-
-PART_TOKENS = 96
-"""Tokens up to which a tile of a warpgroup has registers for two parts of its sums."""
 
 LARGEST_SPLIT = 8
 """CTAs of a cluster that every device can run."""

@@ -53,9 +53,8 @@ def sources_for_experts(
     places = torch.empty(everywhere, dtype=torch.int32, device="meta")
     shape = layer_shape(w13, w2, places)
     planned = (plan_experts(tokens, top_k, shape, props) for tokens in _TOKENS_PLANNED)
-    kinds = {(plan.gate_up, plan.down, plan.direct, plan.narrow): plan for plan in planned}
     found: dict[Source, None] = {}
-    for plan in kinds.values():
+    for plan in {plan.kernels: plan for plan in planned}.values():
         for wide_ids in (False, True):
             found.update(dict.fromkeys(layer_sources(plan, w13, w2, act, wide_ids=wide_ids)))
     return list(found)

@@ -63,6 +63,11 @@ class ExpertPlan:
     reason: str
     narrow: bool = False
 
+    @property
+    def kernels(self) -> tuple[ExpertConfig | None, ExpertConfig | None, bool, bool]:
+        """Plans that agree in this run the same kernels."""
+        return self.gate_up, self.down, self.direct, self.narrow
+
     def __str__(self) -> str:
         if self.gate_up is None:
             return f"{self.path}: {self.reason}"

@@ -67,7 +67,6 @@ class StoredExperts:
     def __len__(self) -> int:
         return len(self.source)
 
-    @property
     def kind(self) -> Hashable:
         """Equal for experts that are packed alike."""
         return len(self), self.source.kind((*self.gate_up, self.down))
