@@ -30,7 +30,7 @@ from bench.moe_layers import ROUTES, SILU, ColdLayers
 from bench.session import failure, rounds_for
 from bench.shapes import parse_ints
 from swordfish.experts import moe, plan_layer
-from swordfish.experts.layer import layer_sources, workspace_bytes
+from swordfish.experts.layer import layer_sources, weight_bytes, workspace_bytes
 from swordfish.runtime.registry import compile_many
 from swordfish.scheme import Scheme
 
@@ -109,7 +109,9 @@ class Session:
         for name, row in rows.items():
             if row["impl"] == "swordfish":
                 row["config"] = str(plan)
-                row["workspace_bytes"] = workspace_bytes(m, model.top_k, layers.w13[0], layers.w2[0], plan)
+                weights = layers.w13[0], layers.w2[0]
+                held = workspace_bytes(m, model.top_k, *weights, plan)
+                row["workspace_bytes"] = held + weight_bytes(plan, *weights)
             row["clocks"] = [s.get("sm_mhz") for s in samples]
             if row["error"]:
                 print(f"{model.name} M={m} {name}: {row['error']}", file=sys.stderr)

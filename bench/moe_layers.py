@@ -65,7 +65,7 @@ class ColdLayers:
             self._routings[block_rows] = [
                 Routing(r.ids, None, experts, 1)
                 if self.m == 1
-                else sort_pairs(r.ids, None, experts, block_rows, self.props.arch)
+                else sort_pairs(r.ids, None, experts, block_rows, self.props.arch, begins=True)
                 for r in self.routes
             ]
         return self._routings[block_rows]

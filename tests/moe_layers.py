@@ -55,31 +55,33 @@ class MoeLayer:
         expert_map: torch.Tensor | None = None,
         weight_on_input: bool = False,
         rounded: bool = False,
+        dense: bool = False,
     ) -> torch.Tensor:
-        """fp64, pair by pair; nothing is rounded but, with ``rounded``, the weights: the prefill collective
-        multiplies what :func:`swordfish.dequantize` gives, unless scales are factors of the result."""
-        product = _rounded_product if rounded else exact
+        """fp64, expert by expert; nothing is rounded but, with ``rounded`` or ``dense``, the weights: dense
+        kernels multiply what :func:`swordfish.dequantize` gives, so does the prefill collective unless scales
+        are factors of the result."""
+        product = _dense_product if dense else _rounded_product if rounded else exact
         act = activation if isinstance(activation, Activation) else ACTIVATIONS[activation]
         total = torch.zeros(x.shape[0], self.w2.shape[1], dtype=torch.float64)
         names = range(len(self.gate_up)) if expert_map is None else expert_map.tolist()
-        for token, slot in torch.cartesian_prod(
-            torch.arange(x.shape[0]), torch.arange(ids.shape[1])
-        ).tolist():
-            name = int(ids[token, slot])
-            place = names[name] if 0 <= name < len(names) else -1
-            if place < 0:
+        for name, place in enumerate(names):
+            token, slot = (ids == name).nonzero(as_tuple=True)
+            if place < 0 or not len(token):
                 continue
-            weight = float(weights[token, slot])
+            weight = weights[token, slot].double()[:, None]
             gate_up, down = self.gate_up[place], self.down[place]
-            first = product(x[token : token + 1], gate_up) * (weight if weight_on_input else 1.0)
-            second = product(act(*_biased(first, gate_up).chunk(2, dim=1)), down)
-            second = _biased(second, down)
-            total[token] += second[0] * (1.0 if weight_on_input else weight)
+            first = product(x[token], gate_up) * (weight if weight_on_input else 1.0)
+            second = _biased(product(act(*_biased(first, gate_up).chunk(2, dim=1)), down), down)
+            total.index_add_(0, token, second * (1.0 if weight_on_input else weight))
         return total
 
 
 def _rounded_product(x: torch.Tensor, w: sf.PackedWeight) -> torch.Tensor:
     return exact(x, w) if config_of(w).scales_results else x.double() @ sf.dequantize(w).double()
+
+
+def _dense_product(x: torch.Tensor, w: sf.PackedWeight) -> torch.Tensor:
+    return x.double() @ sf.dequantize(w).double()
 
 
 def _biased(y: torch.Tensor, w: sf.PackedWeight) -> torch.Tensor:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from bench.moe_data import MODELS, MoeShape, hidden_states, random_experts, reference_products, routes
+from bench.moe_paths import crossing, table
 from bench.moe_report import markdown
 from swordfish.experts import ACTIVATIONS, moe
 from swordfish.scheme import Scheme
@@ -67,3 +68,26 @@ def test_active_bytes_count_codes_and_scales() -> None:
     made.append(random_experts(1, 128, 256, scheme, gated=False, device="cpu"))
     assert sum(w.nbytes for w in made) == small.active_bytes(1)
     assert model.active_bytes(2) == 2 * model.active_bytes(1)
+
+
+def test_where_paths_cross() -> None:
+    """Between the last point that is slower and the next one; a later one that is slower counts."""
+    ascending = [(512.0, 1.0, 1.2), (1024.0, 1.0, 0.9), (2048.0, 1.0, 0.8)]
+    assert crossing(ascending) == pytest.approx(512 + 512 * 0.2 / 0.3)
+    assert crossing([*ascending, (4096.0, 1.0, 1.0)]) is None
+    assert crossing([(100.0, 1.0, 0.5), *ascending]) == crossing(ascending)
+    assert crossing(ascending[1:]) == 1024.0 and crossing([]) is None
+
+
+def test_table_of_paths() -> None:
+    """A line per model and tokens with both widths, and where dense becomes the faster one."""
+    rows = [
+        {"model": "small", "bits": bits, "m": m, "rows": m / 2, "us": {"decode": decode, "dense": 100.0}}
+        for bits in (4, 8)
+        for m, decode in ((100, 50.0 * bits / 4), (200, 150.0))
+    ]
+    lines = table(rows).splitlines()
+    assert lines[2] == "| small | 50 | 100 | 50 | 100 | 0.50 | 100 | 100 | 1.00 |"
+    assert lines[3] == "|  | 100 | 200 | 150 | 100 | 1.50 | 150 | 100 | 1.50 |"
+    assert lines[-1].startswith("Rows of an expert where they cross: small int4 ")
+    assert len({line.count("|") for line in lines[:4]}) == 1

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import swordfish as sf
-from swordfish.experts import ExpertWeights, moe
+from swordfish.experts import ExpertWeights, moe, plan_layer
 from swordfish.scheme import Scheme
 from tests.backends import quantised
 from tests.moe_layers import MoeLayer, assert_layer, compile_ahead, layer, routing
@@ -34,7 +34,7 @@ def test_c18_more_pairs_than_a_grid_axis_has() -> None:
     weights, ids = routing(8193, 8, 8)
     x = torch.randn(8193, 128).bfloat16()
     y = moe(x.cuda(), there.w13, there.w2, weights.cuda(), ids.cuda()).cpu()
-    assert_layer(y, moe(x, made.w13, made.w2, weights, ids).double())
+    assert_layer(y, made.exact(x, weights, ids, dense=plan_layer(there.w13, there.w2, 8193, 8).dense))
 
 
 EXPERTS = [1, 3, 7, 60, 96, 160, 257, 384, 512, 1024, 1025]
@@ -64,10 +64,12 @@ def test_c27_numbers_of_experts(repeated: dict[int, tuple[MoeLayer, MoeLayer]], 
     few, many = repeated[experts]
     there = many.to("cuda")
     for tokens in (1, 5, 9000):
-        weights, ids = routing(tokens, min(8, experts), experts)
+        top_k = min(8, experts)
+        weights, ids = routing(tokens, top_k, experts)
         x = torch.randn(tokens, 128).bfloat16()
         y = moe(x.cuda(), there.w13, there.w2, weights.cuda(), ids.cuda()).cpu()
-        assert_layer(y, moe(x, few.w13, few.w2, weights, ids % len(few.down)).double())
+        dense = plan_layer(there.w13, there.w2, tokens, top_k).dense
+        assert_layer(y, few.exact(x, weights, ids % len(few.down), dense=dense))
 
 
 def test_c28_weights_count_once() -> None:

@@ -237,9 +237,9 @@ def test_one_token_needs_no_sorting(backend: Backend) -> None:
     assert torch.equal(*results)
 
 
-def plan_on(backend: Backend, made: MoeLayer, m: int) -> ExpertPlan:
+def plan_on(backend: Backend, made: MoeLayer, m: int, top_k: int = 2) -> ExpertPlan:
     with backend.active():
-        return plan_layer(made.w13, made.w2, m, 2)
+        return plan_layer(made.w13, made.w2, m, top_k)
 
 
 @pytest.mark.parametrize("backend", EMULATED, ids=str)
@@ -296,7 +296,8 @@ def test_many_tokens(many_layers: dict[str, MoeLayer], m: int, skew: float, sche
     x = tokens(m, made)
     first = run(Backend("cuda"), made, x, weights, ids)
     assert torch.equal(first, run(Backend("cuda"), made, x, weights, ids))
-    assert_layer(first, moe(x, made.w13, made.w2, weights, ids).double())
+    plan = plan_on(Backend("cuda"), made.to("cuda"), m, 4)
+    assert_layer(first, made.exact(x, weights, ids, dense=plan.dense))
 
 
 @pytest.mark.gpu

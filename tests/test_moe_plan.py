@@ -11,6 +11,7 @@ import torch
 import swordfish as sf
 from swordfish.decode import RingConfig, WideConfig
 from swordfish.errors import ArgumentError
+from swordfish.experts import dense as experts_dense
 from swordfish.experts import layer as experts_layer
 from swordfish.experts import moe, plan_layer
 from swordfish.experts import routing as experts_routing
@@ -273,10 +274,14 @@ def test_function_not_hidden_by_a_module() -> None:
 
 
 @pytest.mark.parametrize("act_order", [False, True])
-@pytest.mark.parametrize(("arch", "m"), [("sm_90a", 1), ("sm_90a", 4), ("sm_90a", 40), ("sm_100a", 144)])
+@pytest.mark.parametrize(
+    ("arch", "m", "path"),
+    [("sm_90a", 1, ""), ("sm_90a", 4, ""), ("sm_90a", 40, ""), ("sm_90a", 40, "dense"), ("sm_100a", 144, "")],
+)
 def test_sources_are_what_a_call_compiles(
-    monkeypatch: pytest.MonkeyPatch, arch: str, m: int, act_order: bool
+    monkeypatch: pytest.MonkeyPatch, arch: str, m: int, path: str, act_order: bool
 ) -> None:
+    monkeypatch.setenv("SWORDFISH_PATH", path)
     made = layer(3, 192, 64, group_size=32, act_order=act_order)
     asked = []
 
@@ -284,8 +289,9 @@ def test_sources_are_what_a_call_compiles(
         asked.append(source)
         return get_kernel(source, arch)
 
-    for module in (experts_layer, experts_routing):
+    for module in (experts_layer, experts_routing, experts_dense):
         monkeypatch.setattr(module, "get_kernel", recorded)
+    experts_dense._dequant.cache_clear()
     experts_layer._launch.cache_clear()
     experts_routing._prepared.cache_clear()
     weights, ids = routing(m, 2, 3)

@@ -21,7 +21,7 @@ from swordfish.runtime.source import KernelSource, assemble
 from swordfish.runtime.tensor_map import TensorMap
 from swordfish.scheme import CHANNELWISE, Scheme
 
-__all__ = ["PART_TOKENS", "WideConfig"]
+__all__ = ["PART_TOKENS", "WideConfig", "wgmma_defines"]
 
 PART_TOKENS = 96
 """Tokens up to which a tile of a warpgroup can have registers for two parts of its sums; halves of so few
@@ -231,8 +231,7 @@ class WideConfig:
         parts, halves = self._turns(scheme)
         defines |= {"SF_PARTS": parts, "SF_HALVES": halves}
         if self.wgmma:
-            dtype = "bf16" if scheme.dtype == "bfloat16" else "f16"
-            defines |= _wgmma_text(self.tokens // halves, dtype)
+            defines |= wgmma_defines(self.tokens // halves, scheme)
         return defines
 
     def launch_config(self, scheme: Scheme, m: int, k: int, n: int) -> LaunchConfig:
@@ -358,17 +357,23 @@ def _rows(scales: torch.Tensor, blocks: int, rows: int) -> TensorMap:
     return TensorMap(scales, str(scales.dtype).removeprefix("torch."), dims, strides, (64, blocks, rows))
 
 
-def _wgmma_text(tokens: int, dtype: str) -> dict[str, int | str]:
-    """The instruction for one token count: its accumulators are operands 0 to ``tokens/2 - 1``."""
-    d = tokens // 2
+def wgmma_defines(tokens: int, scheme: Scheme, *, shared_a: bool = False) -> dict[str, int | str]:
+    """The instruction of ``device/wgmma.cuh`` for one token count: its accumulators are operands 0 to
+    ``tokens/2 - 1``. ``shared_a``: both operands are read from shared memory."""
+    d, dtype = tokens // 2, "bf16" if scheme.dtype == "bfloat16" else "f16"
     accumulators = ", ".join(f"%{i}" for i in range(d))
+    if shared_a:
+        last, a, transposed = d + 2, f"%{d}, %{d + 1}", "0, 0"
+    else:
+        last, a, transposed = d + 5, f"{{%{d}, %{d + 1}, %{d + 2}, %{d + 3}}}, %{d + 4}", "0"
     text = (
-        f"{{\\n\\t.reg .pred accumulate;\\n\\tsetp.ne.b32 accumulate, %{d + 5}, 0;\\n\\t"
+        f"{{\\n\\t.reg .pred accumulate;\\n\\tsetp.ne.b32 accumulate, %{last}, 0;\\n\\t"
         f"wgmma.mma_async.sync.aligned.m64n{tokens}k16.f32.{dtype}.{dtype} "
-        f"{{{accumulators}}}, {{%{d}, %{d + 1}, %{d + 2}, %{d + 3}}}, %{d + 4}, accumulate, 1, 1, 0;\\n\\t}}"
+        f"{{{accumulators}}}, {a}, accumulate, 1, 1, {transposed};\\n\\t}}"
     )
-    return {
+    defines: dict[str, int | str] = {
         "SF_WGMMA": f'"{text}"',
         "SF_WGMMA_TOKENS": tokens,
         "SF_WGMMA_ACCUMULATORS": ", ".join(f'"+f"(d[{i}])' for i in range(d)),
     }
+    return defines | {"SF_SHARED_A": 1} if shared_a else defines

@@ -76,11 +76,11 @@ class DequantConfig:
         """Of a CTA: the steps of a block, or so many blocks side by side."""
         return 8 if self.bulk else 4
 
-    def launch_config(self, k: int, n: int) -> LaunchConfig:
-        """The launch for ``k`` packed rows and ``n`` columns."""
+    def launch_config(self, k: int, n: int, weights: int = 1) -> LaunchConfig:
+        """The launch for ``k`` packed rows and ``n`` columns of so many ``weights``."""
         n_blocks = -(-n // BLOCK)
         ctas = n_blocks * -(-k // BLOCK) if self.transposed else -(-n_blocks // self.warps) * -(-k // _STEP)
-        return LaunchConfig((ctas, 1, 1), (32 * self.warps, 1, 1), programmatic=True)
+        return LaunchConfig((ctas, weights, 1), (32 * self.warps, 1, 1), programmatic=True)
 
 
 @functools.cache
@@ -153,6 +153,7 @@ def fill(w: PackedWeight, out: torch.Tensor, config: DequantConfig, start: int, 
             _ONE_GROUP if size == CHANNELWISE else size,
             w.scale_rows.stride(0),
             out.stride(0),
+            None,
         )
     )
 

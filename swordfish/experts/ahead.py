@@ -15,7 +15,12 @@ from swordfish.runtime.registry import Source
 
 __all__ = ["sources_for_experts", "without_memory"]
 
-_TOKENS_PLANNED = (*range(1, 513), *range(520, 2049, 8), *range(2112, 16385, 64))
+_TOKENS_PLANNED = (
+    *range(1, 513),
+    *range(520, 2049, 8),
+    *range(2112, 16385, 64),
+    *range(20480, 131073, 4096),
+)
 """Token counts that meet every plan: rows of a block come in buckets, which many counts share."""
 
 

@@ -12,7 +12,9 @@ from swordfish.decode.ring import RingConfig
 from swordfish.decode.wide import WideConfig
 from swordfish.errors import ArgumentError
 from swordfish.experts.blocks import expected_blocks
+from swordfish.experts.choose_dense import choose_dense, dense_rows, no_dense
 from swordfish.experts.choose_grouped import choose_grouped, grouped_rows, grouped_unsupported
+from swordfish.experts.dense import ExpertDense
 from swordfish.experts.grouped import ExpertGrouped
 from swordfish.experts.kernels import SHORT_K, ExpertRing, ExpertWide
 from swordfish.prefill.config import ARCHITECTURES
@@ -21,7 +23,7 @@ from swordfish.scheme import CHANNELWISE, Scheme
 
 __all__ = ["ExpertConfig", "ExpertPlan", "LayerShape", "plan_experts"]
 
-ExpertConfig: TypeAlias = "ExpertRing | ExpertWide | ExpertGrouped"
+ExpertConfig: TypeAlias = "ExpertRing | ExpertWide | ExpertDense | ExpertGrouped"
 
 ROW_BUCKETS = (1, 2, 4, 8, 16)
 """Rows of a block for which ring kernels are compiled."""
@@ -68,6 +70,11 @@ class ExpertPlan:
         """Plans that agree in this run the same kernels."""
         return self.gate_up, self.down, self.direct, self.narrow
 
+    @property
+    def dense(self) -> bool:
+        """Weights are dequantised into memory first."""
+        return isinstance(self.gate_up, ExpertDense)
+
     def __str__(self) -> str:
         if self.gate_up is None:
             return f"{self.path}: {self.reason}"
@@ -77,8 +84,13 @@ class ExpertPlan:
 
 
 @functools.lru_cache(maxsize=4096)
-def plan_experts(tokens: int, top_k: int, shape: LayerShape, props: DeviceProps | None) -> ExpertPlan:
+def plan_experts(
+    tokens: int, top_k: int, shape: LayerShape, props: DeviceProps | None, wanted: str | None = None
+) -> ExpertPlan:
     """The plan for ``tokens`` tokens of ``top_k`` experts each; ``props`` is ``None`` for the CPU reference.
+
+    ``wanted`` names kernels as :mod:`swordfish.paths` does and is taken if they serve the layer:
+    ``"decode"`` ring and wide, ``"prefill"`` grouped, ``"dense"`` dequantised weights.
 
     Raises ``ArgumentError`` when ``tokens`` or ``top_k`` is negative.
     """
@@ -90,23 +102,27 @@ def plan_experts(tokens: int, top_k: int, shape: LayerShape, props: DeviceProps 
     if props is None:
         reason = "tensors on the CPU and no GPU emulated: fp64 products of the exact weights"
         return ExpertPlan("reference", None, None, False, reason)
-    if tokens == 1:
+    mean = tokens * top_k / shape.global_experts
+    kind, why = _kind(mean, shape, props, wanted)
+    if tokens == 1 and kind == "blocks":
         first, second = (_ring(1, *dims, top_k, props) for dims in _products(shape))
         return ExpertPlan("experts", first, second, True, "one token: each of its experts has one row")
-    mean = tokens * top_k / shape.global_experts
     # down writes a row for every pair and the final sum reads it: beyond L2 in 4 bytes, so in 2.
     narrow = tokens * top_k * shape.n2 * 4 > props.l2_bytes
-    refused = _not_grouped(mean, shape, props)
-    if refused is None:
+    if kind == "dense":
+        dense = choose_dense(props)
+        blocks = expected_blocks(mean, dense.block_rows) * shape.experts
+        return ExpertPlan("experts", dense, dense, False, _told(mean, blocks, dense.block_rows, why), narrow)
+    if kind == "grouped":
         choice = choose_grouped(_products(shape), shape.experts, mean, props)
         grouped13, grouped2 = choice.configs
-        told = _told(mean, choice.blocks * shape.experts, grouped13.block_rows)
+        told = _told(mean, choice.blocks * shape.experts, grouped13.block_rows, why)
         return ExpertPlan("experts", grouped13, grouped2, False, told, narrow)
     rows, blocks = min(
         ((rows, expected_blocks(mean, rows)) for rows in _buckets(shape, props)),
         key=lambda choice: (choice[0] + BLOCK_COST) * choice[1],
     )
-    told = _told(mean, blocks * shape.experts, rows) + (f" ({refused})" if refused else "")
+    told = _told(mean, blocks * shape.experts, rows, why)
     if rows >= first_wide_rows(props):
         wide13, wide2 = (_wide(rows, dims[0], dims[2], props) for dims in _products(shape))
         return ExpertPlan("experts", wide13, wide2, False, told, narrow)
@@ -115,19 +131,31 @@ def plan_experts(tokens: int, top_k: int, shape: LayerShape, props: DeviceProps 
     return ExpertPlan("experts", ring13, ring2, False, told)
 
 
-def _told(mean: float, blocks: float, rows: int) -> str:
-    return f"{mean:.1f} rows an expert make {blocks:.0f} blocks of {rows}"
+def _told(mean: float, blocks: float, rows: int, why: str) -> str:
+    return f"{mean:.1f} rows an expert make {blocks:.0f} blocks of {rows}" + (f" ({why})" if why else "")
 
 
-def _not_grouped(mean: float, shape: LayerShape, props: DeviceProps) -> str | None:
-    """Why the grouped kernel does not take a layer, empty where there is none; ``None`` if it does."""
-    if props.arch not in ARCHITECTURES:
-        return ""
-    least = grouped_rows(_products(shape), shape.experts, props)
-    if mean < least:
-        return f"grouped from {least} rows an expert on"
-    refused = grouped_unsupported(_products(shape), props)
-    return None if refused is None else f"not grouped: {refused}"
+def _kind(mean: float, shape: LayerShape, props: DeviceProps, wanted: str | None) -> tuple[str, str]:
+    """``"blocks"`` (ring or wide), ``"grouped"`` or ``"dense"``, and what there is to say about it."""
+    if wanted == "decode":
+        return "blocks", "asked for"
+    if wanted is not None:
+        kinds = {"prefill": "grouped", "dense": "dense"}
+        refused = grouped_unsupported(_products(shape), props) if wanted == "prefill" else no_dense(props)
+        if refused is None:
+            return kinds[wanted], "asked for"
+        kind, why = _kind(mean, shape, props, None)
+        return kind, "; ".join(filter(None, (why, f"not {kinds[wanted]}: {refused}")))
+    if props.arch in ARCHITECTURES:
+        least = grouped_rows(_products(shape), shape.experts, props)
+        if mean < least:
+            return "blocks", f"grouped from {least} rows an expert on"
+        refused = grouped_unsupported(_products(shape), props)
+        return ("grouped", "") if refused is None else ("blocks", f"not grouped: {refused}")
+    if no_dense(props) is None:
+        least, why = dense_rows(_products(shape))
+        return ("dense", why) if mean >= least else ("blocks", f"dense from {least} rows an expert on")
+    return "blocks", ""
 
 
 def first_wide_rows(props: DeviceProps) -> int:

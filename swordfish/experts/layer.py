@@ -10,6 +10,7 @@ from swordfish.decode.tokens import gather_source as token_source
 from swordfish.decode.tokens import packed_tokens
 from swordfish.experts.activation import Activation
 from swordfish.experts.choose import ExpertConfig, ExpertPlan
+from swordfish.experts.dense import ExpertDense, dense_bytes, dequant_source
 from swordfish.experts.kernels import Product
 from swordfish.experts.routing import (
     Routing,
@@ -25,7 +26,7 @@ from swordfish.experts.weights import ExpertWeights
 from swordfish.runtime.launch import PreparedLaunch
 from swordfish.runtime.registry import Source, get_kernel
 
-__all__ = ["down", "gate_up", "launch_layer", "layer_sources", "workspace_bytes"]
+__all__ = ["down", "gate_up", "launch_layer", "layer_sources", "weight_bytes", "workspace_bytes"]
 
 
 def launch_layer(
@@ -51,7 +52,8 @@ def launch_layer(
     if plan.direct and w13.perm is None and w2.perm is None:
         routing = Routing(topk_ids, expert_map, w13.experts, 1)
     else:
-        routing = sort_pairs(topk_ids, expert_map, w13.experts, plan.gate_up.block_rows, arch)
+        rows = plan.gate_up.block_rows
+        routing = sort_pairs(topk_ids, expert_map, w13.experts, rows, arch, begins=plan.dense)
     h = gate_up(plan.gate_up, x, w13, topk_weights if weight_on_input else None, routing, activation, arch)
     on_result = None if weight_on_input else topk_weights
     sums = down(plan.down, h, w2, on_result, routing, arch, narrow=plan.narrow)
@@ -85,7 +87,7 @@ def gate_up(
         in_order=in_order,
         early=in_order,
     )
-    _launch(config, product, routing.blocks, arch)(config.arguments(w13, x, router_weights, routing, h))
+    _multiply(config, product, w13, x, router_weights, routing, h, arch)
     return h
 
 
@@ -115,8 +117,25 @@ def down(
         early=True,
         narrow=narrow,
     )
-    _launch(config, product, routing.blocks, arch)(config.arguments(w2, h, router_weights, routing, sums))
+    _multiply(config, product, w2, h, router_weights, routing, sums, arch)
     return sums
+
+
+def _multiply(
+    config: ExpertConfig,
+    product: Product,
+    weights: ExpertWeights,
+    x: torch.Tensor,
+    router_weights: torch.Tensor | None,
+    routing: Routing,
+    out: torch.Tensor,
+    arch: str,
+) -> None:
+    launch = _launch(config, product, routing.blocks, arch)
+    if isinstance(config, ExpertDense):
+        config.multiply(launch, weights, x, router_weights, routing, out, arch)
+    else:
+        launch(config.arguments(weights, x, router_weights, routing, out))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -157,20 +176,31 @@ def layer_sources(
         sources.append(gather_source(experts, wide_ids, w13.packed_k, w13.perm is not None, False))
     if w2.perm is not None:
         sources.append(gather_source(experts, wide_ids, w2.packed_k, True, True))
+    for config, weights in ((plan.gate_up, w13), (plan.down, w2)):
+        if isinstance(config, ExpertDense):
+            sources.append(dequant_source(weights.scheme))
     return [*sources, token_source()]
 
 
 def workspace_bytes(tokens: int, top_k: int, w13: ExpertWeights, w2: ExpertWeights, plan: ExpertPlan) -> int:
-    """Bytes that a layer allocates besides its result: schedule, order, rows in order, intermediate, sums."""
+    """Bytes that a layer holds at a time besides its result and dequantised weights: schedule and order; rows
+    in order with the intermediate, then the intermediate with the sums."""
     if plan.gate_up is None:
         return 0
     pairs = tokens * top_k
-    rows = 0
-    if plan.gate_up.in_order or w13.perm is not None:
-        rows += -(-w13.packed_k // 64) * 128
-    if w2.perm is not None:
-        rows += -(-w2.packed_k // 64) * 128
-    schedule = (
-        0 if plan.direct else 16 * (block_bound(pairs, w13.experts, plan.gate_up.block_rows) + 1) + 4 * pairs
-    )
-    return schedule + pairs * (rows + w13.padded_n + (2 if plan.narrow else 4) * w2.padded_n)
+    h = w13.padded_n
+    ordered = -(-w13.packed_k // 64) * 128 if plan.gate_up.in_order or w13.perm is not None else 0
+    permuted = 0 if w2.perm is None else -(-w2.packed_k // 64) * 128
+    sums = (2 if plan.narrow else 4) * w2.padded_n
+    sorting = 0
+    if not plan.direct:
+        sorting = 16 * (block_bound(pairs, w13.experts, plan.gate_up.block_rows) + 1) + 4 * pairs
+    if plan.dense:
+        sorting += 4 * (w13.experts + 1)
+    return sorting + pairs * (h + max(ordered, permuted + sums))
+
+
+def weight_bytes(plan: ExpertPlan, w13: ExpertWeights, w2: ExpertWeights) -> int:
+    """Bytes of the dequantised weights that a layer holds at a time."""
+    products = ((plan.gate_up, w13), (plan.down, w2))
+    return max(dense_bytes(weights) if isinstance(config, ExpertDense) else 0 for config, weights in products)

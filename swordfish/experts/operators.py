@@ -9,18 +9,23 @@ from typing import Any
 
 import torch
 
-from swordfish.dispatch import props_of
+from swordfish.dispatch import overrides, props_of
 from swordfish.experts.activation import Activation
-from swordfish.experts.choose import LayerShape, plan_experts
+from swordfish.experts.choose import ExpertPlan, LayerShape, plan_experts
 from swordfish.experts.layer import launch_layer, workspace_bytes
 from swordfish.experts.reference import reference_layer
 from swordfish.experts.weights import ExpertWeights
 from swordfish.operators import define, scheme_of
+from swordfish.runtime.device import DeviceProps
 
-__all__ = ["MAX_WORKSPACE", "layer_shape", "operands", "run_layer"]
+__all__ = ["MAX_DENSE_WORKSPACE", "MAX_WORKSPACE", "divide", "layer_shape", "operands", "run_layer"]
 
 MAX_WORKSPACE = 512 << 20
-"""Bytes of workspace beyond which a call is done in several parts, one after the other."""
+"""Bytes of rows beyond which a call is done in several parts, one after the other."""
+
+MAX_DENSE_WORKSPACE = 1 << 30
+"""The same with dequantised weights, which pay only if many rows share them; they take
+:data:`~swordfish.experts.dense.WEIGHT_BYTES` besides."""
 
 _FIELDS = ("words", "scale_rows", "zero_rows", "perm", "bias_rows")
 
@@ -59,18 +64,34 @@ def run_layer(
             x, w13, w2, weights, ids, expert_map, activation, out, weight_on_input=weight_on_input
         )
         return
-    shape = layer_shape(w13, w2, expert_map)
-    plan = plan_experts(tokens, top_k, shape, props)
-    parts = -(-workspace_bytes(tokens, top_k, w13, w2, plan) // MAX_WORKSPACE)
-    step = -(-tokens // parts)
+    step, plan = divide(tokens, top_k, w13, w2, expert_map, props)
     for start in range(0, tokens, step):
         part = slice(start, min(tokens, start + step))
-        if parts > 1:
-            plan = plan_experts(part.stop - part.start, top_k, shape, props)
         launch_layer(
             plan, x[part], w13, w2, weights[part], ids[part], expert_map, activation, out[part], props.arch,
             weight_on_input=weight_on_input,
         )  # fmt: skip
+
+
+def divide(
+    tokens: int,
+    top_k: int,
+    w13: ExpertWeights,
+    w2: ExpertWeights,
+    expert_map: torch.Tensor | None,
+    props: DeviceProps | None,
+) -> tuple[int, ExpertPlan]:
+    """Tokens of a part of a call, as many as the bounds on workspace allow, and the plan of every part."""
+    shape, wanted = layer_shape(w13, w2, expert_map), overrides().path
+    parts = 1
+    while True:
+        step = -(-tokens // parts)
+        plan = plan_experts(step, top_k, shape, props, wanted)
+        limit = MAX_DENSE_WORKSPACE if plan.dense else MAX_WORKSPACE
+        held = workspace_bytes(step, top_k, w13, w2, plan)
+        if held <= limit or step == 1:
+            return step, plan
+        parts = max(parts + 1, -(-parts * held // limit))
 
 
 def operands(

@@ -7,8 +7,8 @@ import torch
 from swordfish.dispatch import props_of
 from swordfish.errors import ArgumentError, ArgumentTypeError
 from swordfish.experts.activation import Activation, activation_of
-from swordfish.experts.choose import ExpertPlan, plan_experts
-from swordfish.experts.operators import layer_shape, operands, run_layer
+from swordfish.experts.choose import ExpertPlan
+from swordfish.experts.operators import divide, operands, run_layer
 from swordfish.experts.weights import ExpertWeights
 from swordfish.operators import is_plain
 
@@ -45,8 +45,8 @@ def moe(
 
     Returns:
         ``[M, N]``. Sums are fp32 in a fixed order and rounded after the activation and at the end; where the
-        rows of all pairs would exceed the L2, these are rounded, too. Many rows an expert on tcgen05
-        multiply weights rounded to 16 bits, like the prefill kernels of :func:`swordfish.mm`.
+        rows of all pairs would exceed the L2, these are rounded, too. Many rows an expert
+        multiply weights rounded to 16 bits, like the prefill and dense paths of :func:`swordfish.mm`.
         Pairs whose id is negative, beyond the experts or mapped to -1 add nothing; a token with no expert
         here gets zeros.
 
@@ -85,9 +85,10 @@ def moe(
 def plan_layer(
     w13: ExpertWeights, w2: ExpertWeights, tokens: int, top_k: int, expert_map: torch.Tensor | None = None
 ) -> ExpertPlan:
-    """What :func:`moe` would run for this many tokens and experts a token, and why."""
+    """What :func:`moe` would run for this many tokens and experts a token, or for each of the parts that it
+    cuts them into, and why."""
     check_weights(w13, w2)
-    return plan_experts(tokens, top_k, layer_shape(w13, w2, expert_map), props_of(w13.device))
+    return divide(tokens, top_k, w13, w2, expert_map, props_of(w13.device))[1]
 
 
 def check_weights(w13: ExpertWeights, w2: ExpertWeights) -> None:

@@ -46,6 +46,7 @@ class Routing:
     ``schedule``   int32 ``[4 * (blocks + 1)]``, see device/routing.cuh; ``None``: pairs are their own blocks
     ``order``      int32 ``[pairs]`` or ``None``
     ``block_rows`` rows of a block, at most
+    ``begins``     int32 ``[experts + 1]``: blocks before each expert and in all; ``None``: nobody reads it
     ============== =================================================================================
     """
 
@@ -55,6 +56,7 @@ class Routing:
     block_rows: int
     schedule: torch.Tensor | None = None
     order: torch.Tensor | None = None
+    begins: torch.Tensor | None = None
 
     @property
     def tokens(self) -> int:
@@ -131,17 +133,25 @@ def _prepared(source: KernelSource, arch: str, ctas: int, threads: int) -> Prepa
 
 
 def sort_pairs(
-    ids: torch.Tensor, expert_map: torch.Tensor | None, experts: int, block_rows: int, arch: str
+    ids: torch.Tensor,
+    expert_map: torch.Tensor | None,
+    experts: int,
+    block_rows: int,
+    arch: str,
+    *,
+    begins: bool = False,
 ) -> Routing:
-    """The routing with its schedule, sorted by one launch of one CTA. At least one pair."""
+    """The routing with its schedule and, if asked for, ``begins``, sorted by one launch of one CTA. At least
+    one pair."""
     device, pairs = ids.device, ids.numel()
     bound = block_bound(pairs, experts, block_rows)
     schedule = torch.empty(_ENTRY * (bound + 1), dtype=torch.int32, device=device)
     order = torch.empty(pairs, dtype=torch.int32, device=device)
-    routing = Routing(ids, expert_map, experts, block_rows, schedule, order)
+    begin = torch.empty(experts + 1, dtype=torch.int32, device=device) if begins else None
+    routing = Routing(ids, expert_map, experts, block_rows, schedule, order, begin)
     launch = _prepared(sort_source(experts, routing.wide_ids), arch, 1, _SORT_THREADS)
     scalars = (np.int32(pairs), np.int32(routing.global_experts), np.int32(block_rows))
-    launch((ids, expert_map, schedule, order, *scalars))
+    launch((ids, expert_map, schedule, order, begin, *scalars))
     return routing
 
 

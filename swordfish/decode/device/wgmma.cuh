@@ -1,4 +1,5 @@
-// Warpgroup products of sm_90a: D[64 x tokens] += A[64 x 16] * B[16 x tokens], A in registers, B in swizzled shared memory.
+// Warpgroup products of sm_90a: D[64 x tokens] += A[64 x 16] * B[16 x tokens], A in registers (SF_SHARED_A: in shared memory, too), B in swizzled
+// shared memory.
 // The text of the instruction depends on its token count alone; the host writes it (SF_WGMMA, SF_WGMMA_TOKENS, SF_WGMMA_ACCUMULATORS).
 #pragma once
 #include "ptx.cuh"
@@ -19,6 +20,10 @@ SF_DEVICE u64 wgmma_descriptor(u32 address) {
 }
 
 // accumulate = 0 starts a new sum: no instruction is spent on clearing accumulators.
+#ifdef SF_SHARED_A
+SF_DEVICE void wgmma(float (&d)[SF_WGMMA_TOKENS / 2], u64 a, u64 b, int accumulate) { asm volatile(SF_WGMMA : SF_WGMMA_ACCUMULATORS : "l"(a), "l"(b), "r"(accumulate)); }
+#else
 SF_DEVICE void wgmma(float (&d)[SF_WGMMA_TOKENS / 2], const u32 (&a)[4], u64 b, int accumulate) {
   asm volatile(SF_WGMMA : SF_WGMMA_ACCUMULATORS : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
 }
+#endif

@@ -228,18 +228,32 @@ template <class Put> SF_DEVICE void expand(int warp, int lane, Words4 scale, Wor
 #endif
 
 // words [n / 64, k / 64, block]; scales and zeros [groups, pitch]; perm [k] or unused; out with rows of out_pitch elements. k: packed rows.
+//
+// blockIdx.y counts weights of one shape behind each other (perm is for a single one), as are their outputs of n rows. With `begins` weight i is left
+// out if begins[i] = begins[i + 1]: an expert without rows. The kernel before this one may write it.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
     dequantise(const Words4* words, const u16* scales, const u16* zeros, const int* perm, u16* out, int k, int n, int groups, int group_size,
-               i64 pitch, i64 out_pitch) {
+               i64 pitch, i64 out_pitch, const int* begins) {
   launch_dependents();
   const Sizes sizes = {k, n, groups, group_size};
   const int k_blocks = (k + 63) / 64, n_blocks = (n + 63) / 64;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #if SF_TRANSPOSED
+  if (begins) {
+    const int weight = blockIdx.y;
+    words += (i64)weight * n_blocks * k_blocks * (4 * STEP_BYTES / 16);
+    scales += (i64)weight * groups * pitch;
+    zeros += (i64)weight * groups * pitch;
+    out += (i64)weight * n * out_pitch;
+  }
   const int k_block = blockIdx.x % k_blocks, n_block = blockIdx.x / k_blocks;
   const int row = k_block * 64 + lane % 8 * 8, column = n_block * 64 + warp * 16 + lane / 8;
   const Step step = load_step(words, ((i64)n_block * k_blocks + k_block) * 4 + warp, lane);
   const Scalings scalings = load_scalings(row, column, scales, zeros, sizes, pitch);
+  if (begins) {
+    wait_for_previous_kernel();
+    if (load_fresh(begins + blockIdx.y) == load_fresh(begins + blockIdx.y + 1)) return;
+  }
   stage(step, warp, lane);
   __syncthreads();
   wait_for_previous_kernel();  // it may still read what `out` held

@@ -49,8 +49,9 @@ struct Routing {
 };
 
 // A tile of the output: a block of up to `block_rows` rows by one of `columns` tiles of columns. Tiles of an expert are numbered together,
-// blocks first, so that those that share weights follow each other.
-template <int block_rows, int columns> struct ExpertTile {
+// blocks first, so that those that share weights follow each other; with `together` so many blocks take all columns before others do, so that
+// what runs side by side also shares rows of x.
+template <int block_rows, int columns, int together = 0> struct ExpertTile {
   Group group;
   int block, blocks, column;  // of the expert
 
@@ -58,10 +59,17 @@ template <int block_rows, int columns> struct ExpertTile {
     group = routing.group(index / columns);
     blocks = max(1, (group.rows + block_rows - 1) / block_rows);
     const int place = index - group.first_block * columns;
-    block = place % blocks;
-    column = place / blocks;
+    if constexpr (together == 0) {
+      block = place % blocks;
+      column = place / blocks;
+    } else {
+      const int first = place / (together * columns) * together, within = place - first * columns, width = min(together, blocks - first);
+      column = within / width;
+      block = first + within - column * width;
+    }
   }
 
+  SF_DEVICE int expert() const { return group.expert; }
   SF_DEVICE int start() const { return group.first_place + block * block_rows; }
   SF_DEVICE int rows() const { return min(block_rows, group.rows - block * block_rows); }
 };

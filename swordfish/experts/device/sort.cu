@@ -1,5 +1,7 @@
 // sort_pairs: pairs of (token, expert) into the order by experts, cut into blocks of `block_rows` (routing.cuh). One CTA.
 //
+// `begins`, if it is there, becomes the number of blocks before each expert, and behind the last one of all blocks.
+//
 // Counting sort in shared memory. The place of a pair among those of its expert depends on timing; results do not, since every row of a
 // block is computed by itself.
 #define SF_DIRECT 0
@@ -35,7 +37,8 @@ SF_DEVICE u64 exclusive_sum(u64 v, u64* scratch, u64& total) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    sort_pairs(const Id* ids, const int* expert_map, int* schedule, int* order, int pairs, int global_experts, int block_rows) {
+    sort_pairs(const Id* ids, const int* expert_map, int* schedule, int* order, int* begins, int pairs, int global_experts,
+               int block_rows) {
   __shared__ int count[SF_EXPERTS];  // then: next free place of the expert
   __shared__ u64 scratch[THREADS / 32];
   const Routing routing = {schedule, order, ids, expert_map, pairs, global_experts};
@@ -62,13 +65,17 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int block = first_block + (int)(before >> 32);
     const Words4 group = {(u32)expert, (u32)block, (u32)place, (u32)rows};
     for (int i = 0; i < blocks; i++) ((Words4*)schedule)[1 + block + i] = group;
-    if (expert < SF_EXPERTS) count[expert] = place;
+    if (expert < SF_EXPERTS) {
+      count[expert] = place;
+      if (begins) begins[expert] = block;
+    }
     first_place += (int)(u32)total;
     first_block += (int)(total >> 32);
   }
   if (threadIdx.x == 0) {
     schedule[0] = first_block;
     schedule[1] = first_place;
+    if (begins) begins[SF_EXPERTS] = first_block;
   }
   __syncthreads();
 

@@ -9,7 +9,6 @@
 // SF_GATED, SF_ROUTER and SF_EARLY as in ring.cu. With SF_GATED a warp's tiles 2 i and 2 i + 1 are gate and up of the same columns. With
 // SF_NARROW down gives 16 bits by pair: half the traffic where all pairs together are larger than L2.
 #include "swordfish/decode/device/wide_loop.cuh"
-#include "activation.cuh"
 #include "routing.cuh"
 
 static_assert(!STREAM && SF_SPLIT == 1, "one CTA makes a tile");
@@ -20,10 +19,9 @@ constexpr int ROWS_AT_END = (SF_SHARED_BYTES + 15) / 16 * 16;  // of shared memo
 
 extern __shared__ __align__(1024) u8 shared_memory[];
 
-// Known long before the output: loads on the way there would wait for each other.
-struct alignas(8) Row { int pair; float weight; };
+#include "tile_output.cuh"
 
-SF_DEVICE Row& row_at(int row) { return ((Row*)(shared_memory + ROWS_AT_END))[row]; }
+SF_DEVICE Row* kept_rows() { return (Row*)(shared_memory + ROWS_AT_END); }
 
 struct BlockTile {
   ExpertTile<TOKENS, COLUMN_TILES> at;
@@ -36,112 +34,6 @@ struct BlockTile {
   SF_DEVICE int scale_block() const { return at.column * (COLUMNS / 64); }
   SF_DEVICE int scale_row() const { return at.group.expert * GROUPS; }
   SF_DEVICE bool shares_weights() const { return true; }
-};
-
-// From sums to output; a lane has rows (weight columns) c and 8 + c, tokens 2t and 2t + 1 of each 8x8 matrix.
-struct Output {
-  void* out;
-  int start, rows;    // of the block
-  int c, t;
-  int column;         // in its expert, of row c of the lane's first tile
-  int stored_column;  // 16 bits: output column of the lane's pair of columns after the transposition
-  float bias[TILES][2];  // of rows c and 8 + c
-
-  SF_DEVICE Output(const Place& p, void* to, const BlockTile& tile, const u16* biases) {
-    out = to;
-    start = tile.at.start(), rows = tile.at.rows();
-    c = p.c, t = p.t;
-    const int block = tile.scale_block() + p.block;
-    column = block * 64 + first_row_block(p, p.lane >> 3) * 16 + p.c;
-    stored_column = (SF_GATED ? block * 32 + first_row_block(p, p.t) / 2 * 16 : block * 64 + first_row_block(p, p.t) * 16) + p.t * 2;
-#pragma unroll
-    for (int i = 0; i < TILES * 2; i++) {
-      const int n = column + i * 8;
-      bias[i / 2][i % 2] = SF_BIAS && n < N_PITCH ? low_to_float(load_global_u16(biases + (i64)tile.at.group.expert * N_PITCH + n)) : 0.0f;
-    }
-  }
-
-  // Of tokens 8 n + 2t and the next.
-  SF_DEVICE void load_weights(float (&weight)[2], int n) const {
-#pragma unroll
-    for (int e = 0; e < 2; e++) {
-      const int row = n * 8 + 2 * t + e;
-      weight[e] = SF_ROUTER && row < rows ? row_at(row).weight : 1.0f;
-    }
-  }
-
-  // Tokens 8 n to 8 n + 7 of tile i and tile i + 1.
-  SF_DEVICE void store_gated(const float (&total)[TILES][TOKENS / 2], int i, int n) const {
-    float weight[2];
-    load_weights(weight, n);
-    u32 half[2];
-#pragma unroll
-    for (int lower = 0; lower < 2; lower++) {
-      float h[2];
-#pragma unroll
-      for (int e = 0; e < 2; e++) {
-        const int at = n * 4 + lower * 2 + e;
-        const float scale = SF_UNIT_INVERSE * weight[e];
-        h[e] = activate(fmaf(total[i][at], scale, bias[i][lower]), fmaf(total[i + 1][at], scale, bias[i + 1][lower]));
-      }
-      half[lower] = transpose_matrix(round_pair(h[0], h[1]));  // now columns 2t and 2t + 1 of token c
-    }
-    const int row = n * 8 + c, to = stored_column + i / 2 * 16;
-    if (row >= rows || to >= N_PITCH / 2) return;
-    u16* at = (u16*)out + (i64)(start + row) * (N_PITCH / 2) + to;
-    *(u32*)at = half[0];
-    *(u32*)(at + 8) = half[1];
-  }
-
-  // Tokens 8 n to 8 n + 7 of all tiles.
-  SF_DEVICE void store_sums(const float (&total)[TILES][TOKENS / 2], int n) const {
-#pragma unroll
-    for (int e = 0; e < 2; e++) {
-      const int row = n * 8 + 2 * t + e;
-      if (row >= rows) continue;
-      const Row kept = row_at(row);
-      float* at = (float*)out + (i64)kept.pair * N_PITCH + column;
-#pragma unroll
-      for (int i = 0; i < TILES; i++)
-#pragma unroll
-        for (int lower = 0; lower < 2; lower++) {
-          if (column + i * 16 + lower * 8 < N_PITCH) at[i * 16 + lower * 8] = fmaf(total[i][n * 4 + lower * 2 + e], SF_UNIT_INVERSE, bias[i][lower]) * kept.weight;
-        }
-    }
-  }
-
-  // The same, rounded.
-  SF_DEVICE void store_narrow(const float (&total)[TILES][TOKENS / 2], int n) const {
-    float weight[2];
-    load_weights(weight, n);
-    const int row = n * 8 + c, pair = row < rows ? row_at(row).pair : 0;  // after the transposition
-    u16* at = (u16*)out + (i64)pair * N_PITCH + stored_column;
-#pragma unroll
-    for (int i = 0; i < TILES; i++)
-#pragma unroll
-      for (int lower = 0; lower < 2; lower++) {
-        float v[2];
-#pragma unroll
-        for (int e = 0; e < 2; e++) v[e] = fmaf(total[i][n * 4 + lower * 2 + e], SF_UNIT_INVERSE, bias[i][lower]) * weight[e];
-        const u32 half = transpose_matrix(round_pair(v[0], v[1]));
-        if (row < rows && stored_column + i * 16 + lower * 8 < N_PITCH) *(u32*)(at + i * 16 + lower * 8) = half;
-      }
-  }
-
-  SF_DEVICE void store_all(const float (&total)[TILES][TOKENS / 2]) const {
-#pragma unroll
-    for (int n = 0; n < TOKENS / 8; n++) {
-      if (n * 8 >= rows) continue;
-      if constexpr (SF_GATED) {
-#pragma unroll
-        for (int i = 0; i < TILES; i += 2) store_gated(total, i, n);
-      } else if constexpr (SF_NARROW) {
-        store_narrow(total, n);
-      } else {
-        store_sums(total, n);
-      }
-    }
-  }
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, SF_MIN_CTAS)
@@ -177,7 +69,7 @@ experts_wide(const __grid_constant__ TensorMap words, const __grid_constant__ Te
   }
   for (int row = threadIdx.x; (SF_ROUTER || !SF_GATED) && row < tile.at.rows(); row += 32 * WARPS) {
     const int pair = routing.pair(tile.at.start() + row);
-    row_at(row) = {pair, SF_ROUTER ? router_weights[pair] : 1.0f};
+    kept_rows()[row] = {pair, SF_ROUTER ? router_weights[pair] : 1.0f};
   }
 
   Products products(p, slots.shared);
@@ -190,5 +82,5 @@ experts_wide(const __grid_constant__ TensorMap words, const __grid_constant__ Te
   multiply_units(products, slots, p.lane, ring, range, unit, STAGES);
   products.sums.finish(channel_row);
   multipliers_sync();  // rows
-  Output(p, out, tile, bias).store_all(products.sums.total);
+  Output(p, kept_rows(), out, tile.at, bias).store_all(products.sums.total);
 }
