@@ -25,6 +25,7 @@ from swordfish.scheme import Scheme
 if TYPE_CHECKING:
     from swordfish.dispatch import Plan, explain
     from swordfish.experts import Activation, ExpertWeights, MoE, load_experts, moe
+    from swordfish.fold import fold_act_order
     from swordfish.formats import (
         from_awq,
         from_compressed_tensors,
@@ -54,6 +55,7 @@ _LAZY = {
     "dequantize": "weights",
     "emulate": "runtime.backend",
     "explain": "dispatch",
+    "fold_act_order": "fold",
     "from_awq": "formats",
     "from_compressed_tensors": "formats",
     "from_gguf": "formats",
@@ -87,6 +89,7 @@ __all__ = [
     "dequantize",
     "emulate",
     "explain",
+    "fold_act_order",
     "from_awq",
     "from_compressed_tensors",
     "from_gguf",

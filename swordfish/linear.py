@@ -42,6 +42,10 @@ class Linear(PackedModule):
         super().__init__()
         if not isinstance(weight, PackedWeight):
             raise ArgumentTypeError("weight", type(weight).__name__, "a PackedWeight")
+        self.hold(weight)
+
+    def hold(self, weight: PackedWeight) -> None:
+        """Makes ``weight`` the weight of this layer, whatever its scheme and shape."""
         self.scheme = weight.scheme
         self.in_features, self.out_features = weight.shape
         self._register({name: getattr(weight, name) for name in _BUFFERS})

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import torch
 
 from swordfish.errors import ArgumentError, ArgumentTypeError
-from swordfish.layouts.packing import BLOCK, pack_words, packed_shape, unpack_words
+from swordfish.layouts.packing import BLOCK, pack_words, packed_shape, take_columns, unpack_words
 from swordfish.scheme import CHANNELWISE, Scheme, ZeroKind
 
 __all__ = ["FORMAT", "FORMAT_VERSION", "CallKey", "Expected", "PackedWeight", "check_tensors", "pad_columns"]
@@ -188,6 +188,63 @@ class PackedWeight:
         gathered = x.index_select(-1, self.perm.clamp_min(0))
         return gathered if self.packed_k == self.shape[0] else gathered.masked_fill(self.perm < 0, 0)
 
+    def in_packed_order(self) -> PackedWeight:
+        """The same tensors without :attr:`perm`: a weight for activations that come in packed row order, as
+        :meth:`gather` gives them, so that no kernel permutes them. Its K is :attr:`packed_k`.
+
+        Itself without act-order. :meth:`reorder_columns` makes the layer before write such activations.
+        """
+        if self.perm is None:
+            return self
+        return PackedWeight(
+            self.words,
+            self.scale_rows,
+            self.zero_rows,
+            None,
+            self.bias,
+            replace(self.scheme, act_order=False),
+            (self.packed_k, self.shape[1]),
+        )
+
+    def reorder_columns(self, order: torch.Tensor) -> PackedWeight:
+        """The weight with its columns (and bias) in another order: column ``i`` is column ``order[i]`` of
+        this one.
+
+        ``order`` (integer ``[>= N]``) names every column once; where it is -1 comes a column whose results
+        are 0. With ``order = other.perm`` the result of this weight is what ``other.in_packed_order()``
+        multiplies; anything elementwise may lie between that leaves 0 as it is.
+
+        Raises ``ArgumentTypeError`` on another dtype and ``ArgumentError`` on an order that is none.
+        """
+        n = self.shape[1]
+        if order.dtype not in (torch.int32, torch.int64):
+            raise ArgumentTypeError("order.dtype", order.dtype, "torch.int32 or torch.int64")
+        if order.ndim != 1 or order.numel() < n:
+            raise ArgumentError("order.shape", tuple(order.shape), f"({n},), or more with columns added")
+        named = order[order >= 0].sort().values
+        if int(order.min()) < -1 or not torch.equal(named, torch.arange(n).to(named)):
+            seen = f"{named.numel()} columns from {int(order.min())} to {int(order.max())}"
+            raise ArgumentError("order", seen, f"every column from 0 to {n - 1} once, else -1")
+        return self.take_columns(order)
+
+    def take_columns(self, order: torch.Tensor) -> PackedWeight:
+        """Columns ``order`` (integer) of the weight, repacked; -1 is a column of zeros."""
+        order = order.to(self.device, torch.int64)
+        source, absent = order.clamp_min(0), order < 0
+
+        def take(rows: torch.Tensor) -> torch.Tensor:
+            return rows.index_select(-1, source).masked_fill(absent, 0)
+
+        return PackedWeight(
+            take_columns(self.words, self.scheme.bits, self.shape[1], order),
+            pad_columns(take(self.scales)),
+            None if self.zeros is None else pad_columns(take(self.zeros)),
+            self.perm,
+            None if self.bias is None else take(self.bias),
+            self.scheme,
+            (self.shape[0], order.numel()),
+        )
+
     def shard(self, dim: str, rank: int, world: int) -> PackedWeight:
         """Part ``rank`` of ``world`` equal parts along ``"n"`` (columns) or ``"k"`` (rows), copied, not
         repacked.
@@ -197,7 +254,7 @@ class PackedWeight:
         same. Column shards take their part of the bias; of the row shards only rank 0 keeps it, so that the
         sum of all outputs contains it once. Weights with act-order have no row shards: a shard of the
         *checkpoint's* rows must be packed from those rows and their ``g_idx`` (:func:`pack_weight` takes
-        the full scale table).
+        the full scale table); :meth:`in_packed_order` has shards of packed rows.
         """
         if dim not in ("n", "k"):
             raise ArgumentError("dim", repr(dim), "'n' or 'k'")

@@ -18,9 +18,10 @@ class PackedModule(nn.Module):
     """A module whose buffers are packed weights."""
 
     def _register(self, tensors: Mapping[str, torch.Tensor | None]) -> None:
-        """Buffers by name. Absent ones go last: torch.export numbers buffers by their place among all and
-        skips the absent."""
+        """Buffers by name, in place of those of the same names. Absent ones go last: torch.export numbers
+        buffers by their place among all and skips the absent."""
         for name in sorted(tensors, key=lambda name: tensors[name] is None):
+            self._buffers.pop(name, None)
             self.register_buffer(name, tensors[name])
 
     def get_extra_state(self) -> torch.Tensor:

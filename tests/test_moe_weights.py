@@ -89,6 +89,65 @@ def test_gate_and_up_take_turns_every_16_columns() -> None:
     assert scales.tolist() == [1, 5, 2, 6, 3, 7, 4, 8]
 
 
+ORDERED = {"bits": 4, "group_size": 32, "act_order": True, "zeros": "integer", "bias": True}
+
+
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("half", [64, 96])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_layer_takes_its_order_from_down(joined: bool, half: int, bits: int) -> None:
+    """Columns of gate and up, with scales, zeros and biases, meet the rows of down; each expert has its own
+    order, one of them the natural one."""
+    kinds = {**ORDERED, "bits": bits}
+    down = [quantised(half, 64, seed=9 + i, **{**kinds, "act_order": i != 1}) for i in range(3)]
+    both = [quantised(96, 2 * half, seed=i, **kinds) for i in range(3)]
+    pairs = [(w.take_columns(torch.arange(half)), w.take_columns(torch.arange(half, 2 * half))) for w in both]
+    w13, w2 = ExpertWeights.stack_layer(both if joined else pairs, down)
+    assert w2.perm is None and not w2.scheme.act_order and w13.perm is not None
+    assert (w13.shape, w2.shape) == ((96, 2 * half), (half, 64))
+    for i in range(3):
+        order = torch.arange(half) if down[i].perm is None else down[i].perm.long()
+        columns = torch.cat([order, half + order])
+        first, second = w13.expert(i), w2.expert(i)
+        assert torch.equal(sf.dequantize(first), sf.dequantize(both[i])[:, columns])
+        assert torch.equal(first.bias, both[i].bias[columns])
+        assert torch.equal(sf.dequantize(second), sf.dequantize(down[i])[order])
+        assert torch.equal(second.bias, down[i].bias)
+
+
+def test_rows_of_padding_in_down_become_columns_of_zeros() -> None:
+    """Shards of a layer: groups of unequal size, in every expert as many packed rows."""
+    g = torch.Generator().manual_seed(1)
+    down, dense = [], []
+    for seed in range(2):
+        g_idx = torch.tensor([0] * 10 + [1] * 20 + [0] * 5)[torch.randperm(35, generator=g)]
+        codes = torch.randint(0, 16, (35, 64), dtype=torch.uint8, generator=g)
+        scales, zeros = torch.rand(2, 64, generator=g), torch.randint(0, 16, (2, 64), generator=g)
+        down.append(sf.pack(codes, scales, zeros, g_idx, bits=4, group_size=32, dtype=torch.float16))
+        dense.append(quantised(64, 70, seed=seed, dtype=torch.float16, bias=True, zeros="integer"))
+    r = down[0].packed_k
+    assert r > 35
+    w13, w2 = ExpertWeights.stack_layer(iter(dense), iter(down), 2)
+    assert (w13.shape, w2.shape) == ((64, 2 * r), (r, 64))
+    weights, ids = routing(9, 2, 2)
+    x = torch.randn(9, 64, generator=g).half()
+    separate = ExpertWeights.stack_gated(dense), ExpertWeights.stack(down)
+    assert_layer(moe(x, w13, w2, weights, ids), moe(x, *separate, weights, ids).double())
+    absent = down[0].perm < 0
+    gate, up = w13.expert(0).bias.view(2, r)
+    assert not gate[absent].any() and not up[absent].any()
+
+
+def test_layers_that_do_not_fit() -> None:
+    down = [quantised(96, 64, **ORDERED)]
+    with pytest.raises(ArgumentError, match=r"gate_up\[0\].shape=N=128 is not allowed: expected N=192: gate"):
+        ExpertWeights.stack_layer([quantised(64, 128, group_size=32)], down)
+    with pytest.raises(ArgumentTypeError, match=r"down\[0\]=Tensor"):
+        ExpertWeights.stack_layer([quantised(64, 128)], [torch.zeros(1)])  # type: ignore[list-item]
+    with pytest.raises(ArgumentError, match=r"count=1 is not allowed: expected the number of weights given"):
+        ExpertWeights.stack_layer([quantised(64, 192, group_size=32)] * 2, down)
+
+
 def test_iterators_need_a_count() -> None:
     weights = [quantised(64, 64, seed=i) for i in range(3)]
     assert ExpertWeights.stack(iter(weights), 3).experts == 3
@@ -169,12 +228,18 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False}
 
 
 def assert_loaded(loaded: tuple[ExpertWeights, ExpertWeights], experts: list[dict[str, Sample]]) -> None:
+    """With the columns of gate and up, and the rows of down, sorted by the groups of down."""
     w13, w2 = loaded
-    assert w13.experts == w2.experts == len(experts)
+    assert w13.experts == w2.experts == len(experts) and w2.perm is None
     for i, parts in enumerate(experts):
-        both = np.concatenate([parts["gate"].values, parts["up"].values], axis=1).astype(np.float16)
-        assert np.array_equal(sf.dequantize(w13.expert(i)).numpy(), both)
-        assert np.array_equal(sf.dequantize(w2.expert(i)).numpy(), parts["down"].values.astype(np.float16))
+        down = parts["down"]
+        g_idx = down.tensors.get("g_idx", torch.zeros(len(down.values)))
+        order = torch.argsort(g_idx, stable=True).numpy()
+        both = [parts[name].values[:, order] for name in ("gate", "up")]
+        assert np.array_equal(
+            sf.dequantize(w13.expert(i)).numpy(), np.concatenate(both, axis=1).astype(np.float16)
+        )
+        assert np.array_equal(sf.dequantize(w2.expert(i)).numpy(), down.values[order].astype(np.float16))
 
 
 @pytest.mark.parametrize("names", NAMES)

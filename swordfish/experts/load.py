@@ -46,7 +46,7 @@ def load_experts(
     ``w3``,
     ``w2``; or joined as ``gate_up_proj``), or their tensors are stacked along a first dimension
     (``experts.gate_up_proj.qweight`` ``[E, ...]``). Columns of a joined gate_up are all of gate, then all
-    of up.
+    of up. With act-order they come in the row order of down (:meth:`ExpertWeights.stack_layer`).
 
     Raises:
         ArgumentError: there are no experts of that name, an expert is missing, or experts differ in shape or
@@ -77,13 +77,12 @@ class StoredExperts:
 
     def pack(self) -> tuple[ExpertWeights, ExpertWeights]:
         """w13 and w2."""
-        source, gate_up = self.source, self.gate_up
-        if len(gate_up) == 1:
-            first = ExpertWeights.stack_gated(source.weights(gate_up[0]), len(self))
-        else:
-            pairs = zip(source.weights(gate_up[0]), source.weights(gate_up[1]), strict=True)
-            first = ExpertWeights.stack_gated(pairs, len(self))
-        return first, ExpertWeights.stack(source.weights(self.down), len(self))
+        source, names = self.source, self.gate_up
+        down = source.weights(self.down)
+        if len(names) == 1:
+            return ExpertWeights.stack_layer(source.weights(names[0]), down, len(self))
+        pairs = zip(source.weights(names[0]), source.weights(names[1]), strict=True)
+        return ExpertWeights.stack_layer(pairs, down, len(self))
 
 
 def expert_layers(checkpoint: Checkpoint) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
@@ -22,10 +23,14 @@ STRIPE = 16
 
 _FIELDS = ("words", "scale_rows", "zero_rows", "perm", "bias_rows")
 
+_Rows: TypeAlias = "tuple[int, torch.Tensor | None]"
+"""Of a down weight: K, and the row order that is to be the order of the columns of its gate and of its up."""
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ExpertWeights:
-    """E packed weights of one scheme and shape. Made by :meth:`stack` and :meth:`stack_gated`.
+    """E packed weights of one scheme and shape. Made by :meth:`stack_layer`, or alone by :meth:`stack` and
+    :meth:`stack_gated`.
 
     ============== ==================================================================================
     ``words``      int32 ``[E, P/64, ceil(R/64), 512 | 1024]``: docs/format.md for each expert
@@ -159,18 +164,36 @@ class ExpertWeights:
         Raises what :meth:`stack` raises, and ``ArgumentError`` for an odd N of a joined weight or a gate and
         an up that do not fit together (``PackedWeight.cat``).
         """
-        count = len(gate_up) if count is None and isinstance(gate_up, Sized) else count
-        widths: list[int] = []
+        return _stack_gated(gate_up, count, None)
 
-        def striped() -> Iterator[PackedWeight]:
-            for i, w in enumerate(gate_up):
-                made, n = _striped(w, f"gate_up[{i}]")
-                widths.append(n)
-                if n != widths[0]:
-                    raise ArgumentError(f"gate_up[{i}].shape", f"N={n}", f"N={widths[0]} like gate_up[0]")
-                yield made
+    @classmethod
+    def stack_layer(
+        cls,
+        gate_up: Iterable[PackedWeight | tuple[PackedWeight, PackedWeight]],
+        down: Iterable[PackedWeight],
+        count: int | None = None,
+    ) -> tuple[ExpertWeights, ExpertWeights]:
+        """w13 and w2 of a layer: :meth:`stack_gated` and :meth:`stack` of the same experts together.
 
-        return _stack(striped(), count, widths)
+        With act-order the columns of each expert's gate and up come in the row order of its down, so w2 reads
+        what w13 writes as it is, without a permutation. Rows of padding in down (``packed_k`` above K) become
+        columns that are 0: K of w2 is the ``packed_k`` of down, N of w13 twice that.
+
+        Raises what the two raise, and ``ArgumentError`` for an expert whose gate_up is not twice as wide as
+        its down is deep.
+        """
+        rows: list[_Rows] = []
+
+        def in_order() -> Iterator[PackedWeight]:
+            for i, w in enumerate(down):
+                if not isinstance(w, PackedWeight):
+                    raise ArgumentTypeError(f"down[{i}]", type(w).__name__, "a PackedWeight")
+                rows.append((w.shape[0], w.perm))
+                yield w.in_packed_order()
+
+        count = len(down) if count is None and isinstance(down, Sized) else count
+        w2 = _stack(in_order(), count, None)
+        return _stack_gated(gate_up, w2.experts, rows), w2
 
     def expert(self, index: int) -> PackedWeight:
         """One expert as a packed weight of its own; of gated weights gate, then up."""
@@ -229,6 +252,25 @@ def _stack(weights: Iterable[PackedWeight], count: int | None, widths: list[int]
     return ExpertWeights.from_tensors(stacked, first.scheme, shape, gated=widths is not None)
 
 
+def _stack_gated(
+    gate_up: Iterable[PackedWeight | tuple[PackedWeight, PackedWeight]],
+    count: int | None,
+    down: list[_Rows] | None,
+) -> ExpertWeights:
+    count = len(gate_up) if count is None and isinstance(gate_up, Sized) else count
+    widths: list[int] = []
+
+    def striped() -> Iterator[PackedWeight]:
+        for i, w in enumerate(gate_up):
+            made, n = _striped(w, f"gate_up[{i}]", down[i] if down and i < len(down) else None)
+            widths.append(n)
+            if n != widths[0]:
+                raise ArgumentError(f"gate_up[{i}].shape", f"N={n}", f"N={widths[0]} like gate_up[0]")
+            yield made
+
+    return _stack(striped(), count, widths)
+
+
 def _room(w: PackedWeight, count: int) -> dict[str, torch.Tensor]:
     """Tensors of ``count`` experts like ``w``; biases are padded with zeros."""
     room = {
@@ -253,30 +295,40 @@ def _check_like_first(i: int, w: PackedWeight, first: PackedWeight) -> None:
         raise ArgumentError(f"weights[{i}].bias", seen, f"{wanted} like that of weights[0]")
 
 
-def _striped(w: PackedWeight | tuple[PackedWeight, PackedWeight], name: str) -> tuple[PackedWeight, int]:
-    """gate and up with whole blocks each, taking turns; and N without padding."""
+def _striped(
+    w: PackedWeight | tuple[PackedWeight, PackedWeight], name: str, down: _Rows | None
+) -> tuple[PackedWeight, int]:
+    """gate and up with whole blocks each, in the order that their ``down`` reads, taking turns; and N without
+    padding."""
     if isinstance(w, PackedWeight):
-        n = w.shape[1]
-        if n % 2:
+        if w.shape[1] % 2:
             raise ArgumentError(f"{name}.shape", w.shape, "an even N: gate and up")
-        half = n // 2
-        if half % BLOCK:
-            parts = [_pick_columns(w, 0, half), _pick_columns(w, half, n)]
-            joined = PackedWeight.cat([_whole_blocks(part) for part in parts])
-        else:
-            joined = w
+        half = w.shape[1] // 2
     else:
         if len(w) != 2 or not all(isinstance(part, PackedWeight) for part in w):
             raise ArgumentTypeError(name, w, "a PackedWeight or a pair of them")
+        half = w[0].shape[1]
+        if w[1].shape[1] != half:
+            raise ArgumentError(f"{name}[1].shape", w[1].shape, f"N={half} like gate")
+    k, order = (half, None) if down is None else down
+    if half != k:
+        raise ArgumentError(f"{name}.shape", f"N={2 * half}", f"N={2 * k}: gate and up for K={k} of down")
+    if isinstance(w, PackedWeight):
+        if order is None and half % BLOCK == 0:
+            return _take_turns(w), 2 * half
+        gate, up = (w.take_columns(torch.arange(start, start + half)) for start in (0, half))
+    else:
         gate, up = w
-        if gate.shape[1] != up.shape[1]:
-            raise ArgumentError(f"{name}[1].shape", up.shape, f"N={gate.shape[1]} like gate")
-        n = 2 * gate.shape[1]
-        joined = PackedWeight.cat([_whole_blocks(gate), _whole_blocks(up)])
-    tensors = {
-        key: t if key == "perm" else _restripe(t, key, back=False) for key, t in joined._tensors().items()
-    }
-    return PackedWeight._from_tensors(tensors, joined.scheme, joined.shape), n
+    if order is not None:
+        gate, up = gate.reorder_columns(order), up.reorder_columns(order)
+    joined = PackedWeight.cat([_whole_blocks(gate), _whole_blocks(up)])
+    return _take_turns(joined), 2 * gate.shape[1]
+
+
+def _take_turns(w: PackedWeight) -> PackedWeight:
+    """Columns [gate | up], whole blocks each, in stripes that take turns."""
+    tensors = {key: t if key == "perm" else _restripe(t, key, back=False) for key, t in w._tensors().items()}
+    return PackedWeight._from_tensors(tensors, w.scheme, w.shape)
 
 
 def _restripe(t: torch.Tensor, name: str, *, back: bool) -> torch.Tensor:
@@ -289,40 +341,22 @@ def _restripe(t: torch.Tensor, name: str, *, back: bool) -> torch.Tensor:
         blocks, depth, size = t.shape
         per_stripe = size // 512  # words of a lane
         stripes = t.view(blocks, depth, 4, 32, 4, per_stripe).permute(0, 4, 1, 2, 3, 5).flatten(0, 1)
-        moved = _take_turns(stripes, back)
+        moved = _turns(stripes, back)
         moved = moved.view(blocks, 4, depth, 4, 32, per_stripe).permute(0, 2, 3, 4, 1, 5)
         return moved.reshape(blocks, depth, size).contiguous()
     stripes = t.reshape(*t.shape[:-1], -1, STRIPE).movedim(-2, 0)
-    return _take_turns(stripes, back).movedim(0, -2).reshape(t.shape).contiguous()
+    return _turns(stripes, back).movedim(0, -2).reshape(t.shape).contiguous()
 
 
-def _take_turns(stripes: torch.Tensor, back: bool) -> torch.Tensor:
+def _turns(stripes: torch.Tensor, back: bool) -> torch.Tensor:
     """``[2 S, ...]``: g0 g1 .. u0 u1 .. -> g0 u0 g1 u1 .., or back."""
     half = stripes.shape[0] // 2
     outer = (half, 2) if back else (2, half)
     return stripes.reshape(*outer, *stripes.shape[1:]).transpose(0, 1).reshape(stripes.shape)
 
 
-def _pick_columns(w: PackedWeight, start: int, stop: int) -> PackedWeight:
-    """Columns that need not begin at a block, repacked."""
-    from swordfish.layouts.packing import pack_words, unpack_words
-    from swordfish.packed import pad_columns
-
-    bits, k = w.scheme.bits, w.packed_k
-    codes = unpack_words(w.words, bits, (k, w.shape[1]))[:, start:stop]
-    return PackedWeight(
-        pack_words(codes.contiguous(), bits),
-        pad_columns(w.scales[:, start:stop]),
-        None if w.zeros is None else pad_columns(w.zeros[:, start:stop]),
-        w.perm,
-        None if w.bias is None else w.bias[start:stop].clone(),
-        w.scheme,
-        (w.shape[0], stop - start),
-    )
-
-
 def _first_columns(w: PackedWeight, n: int) -> PackedWeight:
-    return w if w.shape[1] == n else _pick_columns(w, 0, n)
+    return w if w.shape[1] == n else w.take_columns(torch.arange(n))
 
 
 def _whole_blocks(w: PackedWeight) -> PackedWeight:

@@ -26,6 +26,7 @@ __all__ = [
     "lane_word_view",
     "pack_words",
     "packed_shape",
+    "take_columns",
     "unpack_words",
 ]
 
@@ -173,6 +174,25 @@ def unpack_words(words: torch.Tensor, bits: int, shape: tuple[int, int]) -> torc
         part = _unpack_slab(words[start // BLOCK : -(-stop // BLOCK)], recipe, bits)
         codes[:, start:stop] = part[:k, : stop - start]
     return codes
+
+
+def take_columns(words: torch.Tensor, bits: int, n: int, order: torch.Tensor) -> torch.Tensor:
+    """Packed words whose column ``i`` is column ``order[i]`` of ``words``, which have ``n`` columns; where
+    ``order[i]`` is -1, a column of padding.
+
+    ``order`` is an integer tensor on the device of ``words``. Scratch memory is bounded, as in packing.
+    """
+    depth, padding = words.shape[1], 1 << (bits - 1)
+    taken = torch.empty(
+        packed_shape(depth * BLOCK, order.numel(), bits), dtype=torch.int32, device=words.device
+    )
+    source, absent = order.clamp_min(0), order < 0
+    step = max(1, SLAB_BYTES // (BLOCK * max(n, order.numel())))
+    for start in range(0, depth, step):
+        part = words[:, start : start + step].contiguous()
+        codes = unpack_words(part, bits, (part.shape[1] * BLOCK, n)).index_select(1, source)
+        taken[:, start : start + step] = pack_words(codes.masked_fill_(absent, padding), bits)
+    return taken
 
 
 def _slabs(rows: int, n: int) -> Iterator[tuple[int, int]]:
