@@ -41,12 +41,13 @@ class MLP:
     ) -> MLP:
         """The part of one rank: the same columns of gate and up, and the rows of down that meet them.
 
-        A row shard that cuts a quantisation group gets smaller groups. Bias stays with rank 0. For a down
-        projection with act-order, pack each rank's checkpoint rows with their ``g_idx`` instead
-        (docs/format.md, "Shards and joins").
+        A row shard that cuts a quantisation group gets smaller groups. Bias stays with rank 0. With act-order
+        down is cut in its packed order, which the columns of gate and up must then have, too.
         """
+        if down.perm is not None:
+            gate, up = gate.reorder_columns(down.perm), up.reorder_columns(down.perm)
         columns = (w.shard("n", rank, world) for w in (gate, up))
-        return cls.of(*columns, down.shard("k", rank, world))
+        return cls.of(*columns, down.in_packed_order().shard("k", rank, world))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         gate, up = sf.mm(x, self.gate_up).chunk(2, dim=-1)
@@ -61,7 +62,9 @@ def parallel(mlp: MLP, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return total[0].to(x.dtype), total[1]
 
 
-def random_weight(k: int, n: int, device: torch.device, *, bias: bool = False) -> sf.PackedWeight:
+def random_weight(
+    k: int, n: int, device: torch.device, *, bias: bool = False, act_order: bool = False
+) -> sf.PackedWeight:
     """int4 with zero points in groups of 128, values of standard deviation about 1/sqrt(K)."""
     codes = torch.randint(0, 16, (k, n), dtype=torch.uint8, device=device)
     groups = -(-k // 128)
@@ -71,6 +74,7 @@ def random_weight(k: int, n: int, device: torch.device, *, bias: bool = False) -
         codes,
         scales,
         zeros,
+        torch.randperm(k, device=device) // 128 if act_order else None,
         bits=4,
         group_size=128,
         dtype=torch.bfloat16,
@@ -97,6 +101,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--hidden", type=int, default=4096)
     parser.add_argument("--intermediate", type=int, default=14336)
+    parser.add_argument("--act-order", action="store_true", help="a permuted group index of down")
     parser.add_argument("--tokens", default="16,128,1024", help="numbers of tokens")
     options = parser.parse_args()
 
@@ -110,7 +115,7 @@ def main() -> None:
     torch.manual_seed(0)  # all ranks make the same weights and tokens
     hidden, intermediate = options.hidden, options.intermediate
     gate, up = (random_weight(hidden, intermediate, device) for _ in range(2))
-    down = random_weight(intermediate, hidden, device, bias=True)
+    down = random_weight(intermediate, hidden, device, bias=True, act_order=options.act_order)
     mine = MLP.shard(gate, up, down, rank, world)
     whole = MLP.of(gate, up, down)
     if rank == 0:

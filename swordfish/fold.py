@@ -21,13 +21,13 @@ def fold_act_order(producers: Linear | Iterable[Linear], consumer: Linear) -> bo
 
     What the layers cannot tell, and the caller must know: the input of ``consumer`` is made of the outputs of
     the producers element by element (activations, products; no norm with weights, no heads, no rotation),
-    nothing else reads these outputs, and every layer of which it is made is among ``producers``. If rows of
-    padding (``consumer.weight.packed_k`` above ``in_features``, only in row shards) must be added, what lies
-    between must leave 0 as it is, and the features between become ``packed_k``.
+    nothing else reads these outputs or adds to them, and every layer of which it is made is among
+    ``producers``. In a row shard with rows of padding (``consumer.weight.packed_k`` above ``in_features``)
+    what lies between must leave 0 as it is, and there are ``packed_k`` features between.
 
     Columns and bias of the producers are reordered; the consumer keeps its tensors but loses ``perm`` and
     ``scheme.act_order``. Tensors that a producer shares with other modules stay as they are for those.
-    A ``state_dict`` from before no longer fits.
+    A model's ``state_dict`` from before is refused.
 
     Returns:
         Whether something was folded: ``False``, and nothing changed, for a consumer without act-order.
@@ -38,10 +38,8 @@ def fold_act_order(producers: Linear | Iterable[Linear], consumer: Linear) -> bo
             without values (meta tensors). Nothing has changed then.
     """
     made = list(dict.fromkeys([producers] if isinstance(producers, Linear) else producers))
-    for name, layer in [
-        *((f"producers[{i}]", layer) for i, layer in enumerate(made)),
-        ("consumer", consumer),
-    ]:
+    named = {f"producers[{i}]": layer for i, layer in enumerate(made)} | {"consumer": consumer}
+    for name, layer in named.items():
         if not isinstance(layer, Linear):
             raise ArgumentTypeError(name, type(layer).__name__, "a swordfish.Linear")
     if not made:

@@ -296,7 +296,7 @@ class PackedWeight:
                 "dim",
                 "'k'",
                 "'n' for a weight with act-order, whose packed rows are sorted by group",
-                "Pack the shard from its checkpoint rows and their g_idx instead.",
+                "Pack the shard from its checkpoint rows and their g_idx instead, or cut in_packed_order().",
             )
         group_size = self.scheme.group_size
         pick = torch.zeros(1, dtype=torch.int64, device=self.device)

@@ -28,9 +28,10 @@ def run_parallel(*arguments: str, ranks: int = 2) -> subprocess.CompletedProcess
 
 
 @pytest.mark.slow
-def test_tensor_parallel_mlp() -> None:
+@pytest.mark.parametrize("options", [[], ["--act-order"]])
+def test_tensor_parallel_mlp(options: list[str]) -> None:
     """640 rows over 2 ranks cut a group of 128 in the middle; the example raises if the results differ."""
-    done = run_parallel("--hidden", "256", "--intermediate", "640", "--tokens", "16,100")
+    done = run_parallel("--hidden", "256", "--intermediate", "640", "--tokens", "16,100", *options)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert "K=320, N=256, int4, group_size=64" in lines[0]

@@ -414,6 +414,21 @@ def test_module_round_trips(kind: str) -> None:
     assert "ExpertWeights(3 x [K=128, N=144], gated" in repr(module)
 
 
+def test_module_of_a_layer_in_the_order_of_down() -> None:
+    """Only w13 has an order of its own to store."""
+    parts = made("act-order")
+    module = MoE(*ExpertWeights.stack_layer(parts.gate_up, parts.down))
+    x, weights, ids = call()
+    y = module(x, weights, ids)
+    assert_layer(y, parts.exact(x, weights, ids))
+    fresh = MoE.empty(3, 128, 72, module.w13.scheme, scheme2=module.w2.scheme)
+    fresh.load_state_dict(module.state_dict())
+    for other in (fresh, copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert torch.equal(other(x, weights, ids), y)
+    with pytest.raises(ArgumentError, match=r"state_dict w2=.*'act_order': False"):
+        MoE(parts.w13, parts.w2).load_state_dict(module.state_dict(), strict=False)
+
+
 def test_module_refuses_another_state() -> None:
     state = MoE(made().w13, made().w2).state_dict()
     other = MoE.empty(3, 128, 72, made().w13.scheme, activation="gelu")

@@ -80,8 +80,9 @@ class MoE(PackedModule):
     ) -> MoE:
         """An uninitialised layer, for ``load_state_dict`` (``device="meta"`` allocates nothing).
 
-        ``scheme2`` is that of w2, by default the same; ``bias`` gives both weights biases;
-        ``global_experts`` leaves room for an expert map.
+        ``scheme2`` is that of w2, by default the same; stacked with w13 (:meth:`ExpertWeights.stack_layer`)
+        it has no act-order. ``bias`` gives both weights biases; ``global_experts`` leaves room for an expert
+        map.
         """
         shapes = ((hidden, 2 * intermediate), (intermediate, hidden))
         made = []
