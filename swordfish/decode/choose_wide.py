@@ -250,8 +250,8 @@ def _few_columns(
             # 8192 x 8192 at M = 16: 11.7; two CTAs on an SM 12.2. 28672 x 8192 at M = 8: 31.4.
             return _Cut(2, 1, 128, 3, 4), "three CTAs of 128 on an SM"
         if bits == 8:
-            # 6.1, 7.8, 8.5 and 15.7 at M = 16 on 4096 x 4096, x 6144, 5120 x 5120 and 14336 x 4096; two CTAs of
-            # 128 columns on an SM 6.2, 8.8, 8.9 and 16.6, four of 64 with 4 slots 6.1, 8.4, 8.5 and 16.6.
+            # 6.1, 7.8, 8.5 and 15.7 at M = 16 on 4096 x 4096, x 6144, 5120 x 5120 and 14336 x 4096; two CTAs
+            # of 128 columns on an SM 6.2, 8.8, 8.9 and 16.6, four of 64 with 4 slots 6.1, 8.4, 8.5 and 16.6.
             return _Cut(1, 1, 128, 3, 5), "three CTAs of 64 on an SM"
         if k < SHORT_K:
             # 4.4, 5.6 and 5.6 at M = 8 on 4096 x 4096, x 6144 and 5120 x 5120; 4.8, 6.0 and 6.0 at M = 16.
