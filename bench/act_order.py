@@ -163,7 +163,8 @@ def experts(model: MoeShape, ms: Sequence[int], rounds: int) -> list[dict[str, A
 
             def call(i: int, kind: str = kind, x: torch.Tensor = x, taken: Any = taken) -> torch.Tensor:
                 route = taken[i // EXPERT_COPIES]
-                return sf.moe(x, *copies[kind][i % EXPERT_COPIES], route.weights, route.ids)
+                gate_up, down = copies[kind][i % EXPERT_COPIES]
+                return sf.moe(x, gate_up, down, route.weights, route.ids)
 
             calls[kind] = call, exact
         number, ends = ROUTES * EXPERT_COPIES, range(EXPERT_COPIES)

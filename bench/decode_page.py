@@ -51,7 +51,8 @@ def figures_table(documents: Sequence[dict[str, Any]]) -> str:
     geometric means over the best of all peers."""
     single = [c for c in cases(documents) if c.kind == "linear" and c.scheme == BASE and SUBJECT in c.times]
     shapes = list(dict.fromkeys(case.shape for case in single))
-    rows, best = [], []
+    rows: list[list[str]] = []
+    best: list[list[str]] = []
     for m in sorted({case.m for case in single}):
         group = {case.shape: case for case in single if case.m == m}
         found = [group[shape] for shape in shapes if shape in group]
@@ -65,8 +66,7 @@ def figures_table(documents: Sequence[dict[str, Any]]) -> str:
         over_floor = f"{_mean(found, lambda c: c.over_floor(SUBJECT))} of the floor"
         rows.append(line(SUBJECT, str(m), over_floor if m <= 8 else ""))
         if any(PEER in case.times for case in found):
-            gain = _mean(found, lambda c: c.speedup(SUBJECT, PEER))
-            rows.append(line(PEER, "", f"{gain} times ours"))
+            rows.append(line(PEER, "", f"{_mean(found, lambda c: c.speedup(SUBJECT, PEER))} times ours"))
         gains = [gain for case in found if (gain := case.speedup(SUBJECT)) is not None]
         if gains:
             best.append([str(m), f"{geomean(gains):.2f}", f"{min(gains):.2f}"])

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from swordfish.tune.timing import CudaBackend
+
 __all__ = ["ClockReader", "copy_bandwidth", "describe_device", "versions"]
 
 PACKAGES = ("torch", "triton", "cuda-core", "cuda-bindings", "nvidia-cuda-nvrtc", "humming-kernels", "vllm")
@@ -112,10 +114,10 @@ def copy_bandwidth(bytes_moved: int = 4 << 30, repeats: int = 10) -> float:
     source = torch.empty(bytes_moved // 2, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     target.copy_(source)
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
+    clock = CudaBackend()
+    start = clock.mark()
     for _ in range(repeats):
         target.copy_(source)
-    end.record()
-    torch.cuda.synchronize()
-    return bytes_moved * repeats / (float(start.elapsed_time(end)) * 1e9)
+    end = clock.mark()
+    clock.synchronize()
+    return bytes_moved * repeats / (clock.elapsed_us(start, end) * 1e6)

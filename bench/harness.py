@@ -83,9 +83,9 @@ def state_bytes(state: Any) -> int:
 
 def _clone_tensor(tensor: torch.Tensor) -> torch.Tensor:
     # Tensor.clone() would drop the row pitch of a padded view.
-    storage = tensor.untyped_storage().clone()
+    storage: Any = tensor.untyped_storage()
     fresh = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    return fresh.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
+    return fresh.set_(storage.clone(), tensor.storage_offset(), tensor.size(), tensor.stride())
 
 
 def clone_state(state: Any) -> Any:
@@ -108,7 +108,7 @@ def clone_state(state: Any) -> Any:
 class Backend(timing.Backend, Protocol):
     """What timing needs from the device; tests put a simulated one in its place."""
 
-    def capture(self, calls: Sequence[Call], repeats: int) -> tuple[Any, list[torch.Tensor]]:
+    def capture(self, calls: Sequence[Callable[[], Any]], repeats: int) -> tuple[Any, list[torch.Tensor]]:
         """A graph of ``repeats`` walks over ``calls``, and the results that the last walk returned."""
         ...
 
@@ -116,7 +116,7 @@ class Backend(timing.Backend, Protocol):
 class CudaBackend(timing.CudaBackend):
     """The graphs and events that ``swordfish tune`` uses, keeping the results of the last walk."""
 
-    def capture(self, calls: Sequence[Call], repeats: int) -> tuple[Any, list[torch.Tensor]]:
+    def capture(self, calls: Sequence[Callable[[], Any]], repeats: int) -> tuple[Any, list[torch.Tensor]]:
         results: list[torch.Tensor] = []
 
         # One call to the tuner's eyes: every implementation also runs once before the capture, where modules

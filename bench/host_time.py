@@ -12,7 +12,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import torch
@@ -83,12 +83,12 @@ class _Nothing(DecodeCall):
 
 def _stubs() -> Iterator[Any]:
     """Patches with which CPU tensors go the way of those on a GPU, up to the launch."""
-    nothing, empty = _Nothing(), torch._C._dynamo.guards._empty_strided_cpu
+    nothing, guards = _Nothing(), cast(Any, torch._C)._dynamo.guards
     for owner, name, value in (
         (dispatch, "planned", lambda *_: nothing),
         (ready, "CPU_DEVICE", None),
         (torch_cuda, "raw_stream", lambda device: 0),
-        (torch_cuda, "empty", empty),
+        (torch_cuda, "empty", guards._empty_strided_cpu),
     ):
         yield mock.patch.object(owner, name, value)
 

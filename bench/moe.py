@@ -84,7 +84,7 @@ class Session:
         plan = plan_layer(layers.w13[0], layers.w2[0], m, model.top_k)
         active = sum(route.active for route in layers.routes) / ROUTES
         guess = 4 + max(model.active_bytes(active) / 3e6, 6 * h.numel() * model.hidden / 5e8)
-        rows = {
+        rows: dict[str, dict[str, Any]] = {
             f"{impl} {what}": {"model": model.name, "m": m, "active": active, "impl": impl, "what": what,
                                "bytes": model.active_bytes(active), "us": None, "error": ""}
             for impl in ("swordfish", *self.peers)

@@ -53,7 +53,7 @@ class Routes:
     @property
     def active(self) -> int:
         """Experts with at least one token."""
-        return int(self.ids.unique().numel())
+        return len(set(self.ids.flatten().tolist()))
 
 
 def routes(model: MoeShape, m: int, count: int, device: str = "cuda", seed: int = 0) -> list[Routes]:

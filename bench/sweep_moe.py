@@ -44,9 +44,9 @@ def candidates(
     mean = m * model.top_k / model.experts
     wgmma = props.arch == "sm_90a"
     if mean < 12:
-        rows = [1] if m == 1 else [r for r in (2, 4, 8, 16) if mean <= r <= max(4, 6 * mean + 4)]
+        block_rows = [1] if m == 1 else [r for r in (2, 4, 8, 16) if mean <= r <= max(4, 6 * mean + 4)]
         for r, cols, unit, warps, slots, split, per_sm in itertools.product(
-            rows, (1, 2), (1, 2, 4), (4, 6, 8, 12, 16), (2, 3), (1, 2), (1, 2, 3, 4)
+            block_rows, (1, 2), (1, 2, 4), (4, 6, 8, 12, 16), (2, 3), (1, 2), (1, 2, 3, 4)
         ):
             units = -(-k // (64 * unit))
             if units < warps * split or (cols == 2 and r < 8) or warps * per_sm not in (12, 16, 18, 24):
@@ -59,12 +59,12 @@ def candidates(
                     columns = -(-n // (64 * cols))
                     blocks = min(model.experts, m * model.top_k)
                     items = 1 if not clusters else min(64, max(2, -(-2 * blocks * columns // clusters)))
-                    config = ExpertRing(ring, clusters, items)
-                    config.check(scheme, k, props)
+                    narrow = ExpertRing(ring, clusters, items)
+                    narrow.check(scheme, k, props)
                 except ArgumentError:
                     continue
-                if config.shared_bytes(scheme, k) <= props.smem_per_sm // per_sm - props.smem_reserved:
-                    yield config
+                if narrow.shared_bytes(scheme, k) <= props.smem_per_sm // per_sm - props.smem_reserved:
+                    yield narrow
     if mean > 3 and wgmma:
         tokens = [t for t in (16, 24, 32, 48, 64, 80, 96, 128) if 0.9 * min(mean, 100) <= t <= 2 * mean + 16]
         for t, (tiles, groups), stage_k, slots, ctas in itertools.product(
@@ -72,9 +72,8 @@ def candidates(
         ):
             in_place = tiles * t > 160
             try:
-                rows = stage_k // scheme.group_size
                 wide = WideConfig(
-                    t, tiles, groups, stage_k, slots, min_ctas=ctas, scale_rows=rows,
+                    t, tiles, groups, stage_k, slots, min_ctas=ctas, scale_rows=stage_k // scheme.group_size,
                     in_place=in_place,
                 )  # fmt: skip
                 config = ExpertWide(wide)
@@ -113,7 +112,7 @@ def sample(
 def sweep(bench: ColdLayers, which: str, picked: Sequence[ExpertConfig], log: list[dict[str, Any]]) -> None:
     """Times the configurations and prints the best."""
     model, start = bench.model, time.perf_counter()
-    rows = []
+    rows: list[dict[str, Any]] = []
     share = (2 if which == "gate_up" else 1) / 3
     flops = 6 * bench.m * model.top_k * model.hidden * model.intermediate
     guess = 3 + share * (model.active_bytes(bench.routes[0].active) / 3e6 + flops / 5e8)
