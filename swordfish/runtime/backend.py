@@ -20,18 +20,19 @@ __all__ = ["EMULATE_VARIABLE", "Emulation", "active_emulation", "emulate"]
 
 EMULATE_VARIABLE = "SWORDFISH_EMULATE"
 _REPORTS_KEPT = 64
+"""With the variable, whose emulation lasts as long as the process; those of :func:`emulate` are all kept."""
 
 
 @dataclass(frozen=True)
 class Emulation:
     """A target being emulated: its architecture, the scheduler's seed, further keywords of
-    ``swordfish.emulator.run``, the reports of its last launches, and what kernels touch beside which the next
-    one may begin (see :mod:`swordfish.emulator.order`)."""
+    ``swordfish.emulator.run``, the reports of its launches, and what kernels touch beside which the next one
+    may begin (see :mod:`swordfish.emulator.order`)."""
 
     arch: str
     seed: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
-    reports: deque[Any] = field(default_factory=lambda: deque(maxlen=_REPORTS_KEPT))
+    reports: deque[Any] = field(default_factory=deque)
     running: list[Any] = field(default_factory=list)
 
 
@@ -53,7 +54,7 @@ def active_emulation() -> Emulation | None:
     if not arch:
         return None
     if arch not in _from_environment:
-        _from_environment[arch] = Emulation(check_arch(arch))
+        _from_environment[arch] = Emulation(check_arch(arch), reports=deque(maxlen=_REPORTS_KEPT))
     return _from_environment[arch]
 
 
