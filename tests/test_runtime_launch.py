@@ -387,7 +387,7 @@ def test_more_shared_memory_than_the_device_has_is_refused(
     artifact: Artifact, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch, limit_kib: int
 ) -> None:
     limit = limit_kib * 1024
-    props = DeviceProps("sm_90a", (9, 0), 132, limit, 228 * 1024, 60 << 20)
+    props = DeviceProps("sm_90a", 132, limit, 228 * 1024, 60 << 20)
     monkeypatch.setattr("swordfish.runtime.launch.device_props", lambda index: props)
     most = limit - artifact.metadata.shared_bytes
     kernel = Kernel(artifact)

@@ -100,7 +100,7 @@ def _bytes_of(out: Marshalled, value: Any, label: str, size: int, kind: str, off
         return np.float64(value).tobytes() if kind == "f64" else np.float32(value).tobytes()
     if isinstance(value, ctypes.Structure):
         return bytes(value)
-    if all(hasattr(value, a) for a in ("tensor", "dims", "strides", "box", "swizzle")):
+    if isinstance(value, TensorMap):
         check_map(value, label)
         if extent(value.tensor):
             _region(out, value.tensor, label)
@@ -110,7 +110,7 @@ def _bytes_of(out: Marshalled, value: Any, label: str, size: int, kind: str, off
     raise ArgumentTypeError(label, type(value).__name__, "a tensor, array, None, scalar, TensorMap or bytes")
 
 
-def check_map(t: Any, label: str) -> None:
+def check_map(t: TensorMap, label: str) -> None:
     """Apply the encoder's limits (CUDA driver API, ``cuTensorMapEncodeTiled``) that a wrong map breaks most
     often."""
     if t.dtype not in ELEMENT_BITS:
@@ -143,7 +143,7 @@ def check_map(t: Any, label: str) -> None:
         raise ArgumentError(f"{label}.tensor", hex(base), "a 16-byte aligned address")
 
 
-def map_fields(t: Any) -> tuple[int, list[int]]:
+def map_fields(t: TensorMap) -> tuple[int, list[int]]:
     """Address, and ``elem_bits, swizzle, interleave, nan_fill, is_float, dtype`` for the core."""
     base = t.tensor if isinstance(t.tensor, int) else pointer(t.tensor)
     interleave = {"none": 0, "16": 1, "32": 2}[str(t.interleave)]

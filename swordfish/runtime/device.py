@@ -61,12 +61,10 @@ class DeviceProps:
     """
 
     arch: str
-    capability: tuple[int, int]
     sm_count: int
     smem_per_cta: int
     smem_per_sm: int
     l2_bytes: int
-    regs_per_sm: int = 65536
     smem_reserved: int = 1024
     name: str = ""
 
@@ -74,7 +72,7 @@ class DeviceProps:
     def for_target(cls, arch: str) -> DeviceProps:
         """Properties of the datacenter GPU of each family, to plan and compile for where there is none.
 
-        Sources: CUDA C++ Programming Guide, "Compute Capabilities" (registers, shared memory); NVIDIA's H200,
+        Sources: CUDA C++ Programming Guide, "Compute Capabilities" (shared memory); NVIDIA's H200,
             B200, B300 and Jetson Thor data sheets (SMs, L2).
 
         Raises:
@@ -87,8 +85,7 @@ _KIB, _MIB = 1024, 1024 * 1024
 
 
 def _target(arch: str, sm_count: int, l2_mib: int, name: str) -> DeviceProps:
-    capability = next(cap for cap, known in _ARCH_OF_CAPABILITY.items() if known == arch)
-    return DeviceProps(arch, capability, sm_count, 227 * _KIB, 228 * _KIB, l2_mib * _MIB, name=name)
+    return DeviceProps(arch, sm_count, 227 * _KIB, 228 * _KIB, l2_mib * _MIB, name=name)
 
 
 _TARGETS = {
@@ -129,14 +126,11 @@ def device_props(device: torch.device | str | int) -> DeviceProps:
 @functools.cache
 def _cuda_props(index: int) -> DeviceProps:
     found: Any = torch.cuda.get_device_properties(index)
-    capability = (found.major, found.minor)
     return DeviceProps(
-        arch=arch_for_capability(capability),
-        capability=capability,
+        arch=arch_for_capability((found.major, found.minor)),
         sm_count=found.multi_processor_count,
         smem_per_cta=found.shared_memory_per_block_optin,
         smem_per_sm=found.shared_memory_per_multiprocessor,
         l2_bytes=found.L2_cache_size,
-        regs_per_sm=found.regs_per_multiprocessor,
         name=found.name,
     )

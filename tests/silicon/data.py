@@ -34,9 +34,6 @@ class Stream:
     def u16(self, *shape: int) -> Array:
         return (self.u64(*shape) >> np.uint64(48)).astype(np.uint16)
 
-    def u8(self, *shape: int) -> Array:
-        return (self.u64(*shape) >> np.uint64(56)).astype(np.uint8)
-
     def integers(self, low: int, high: int, *shape: int) -> Array:
         """Integers in ``[low, high)``, int64."""
         return (self.u64(*shape) >> np.uint64(33)).astype(np.int64) % (high - low) + low

@@ -98,6 +98,5 @@ inline float half_to_float(uint32_t h) {
 }
 inline float bf16_to_float(uint32_t b) { return f32_of(b << 16); }
 inline uint32_t float_to_half(float v) { return encode(double(v), F16, RN); }
-inline uint32_t float_to_bf16(float v) { return encode(double(v), BF16, RN); }
 
 }  // namespace sf

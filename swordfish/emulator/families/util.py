@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from swordfish.emulator.decode import Decoder, Op
+from swordfish.emulator.decode import Op
 from swordfish.emulator.ptx import split_operands
 
 __all__ = ["FLOAT_ROUNDS", "SCALARS", "rounding", "unsigned", "vector"]
@@ -36,8 +36,3 @@ def unsigned(t: str) -> str:
     if not m:
         raise ValueError(f"type .{t}")
     return f"u{int(m[1]) * (2 if m[2] else 1)}"
-
-
-def member_mask(d: Decoder, text: str) -> int:
-    """The row of a lane mask operand."""
-    return d.src(text, 4)

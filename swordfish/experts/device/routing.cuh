@@ -1,5 +1,5 @@
 // Which rows an expert gets. A pair is a token and one of its top-k experts, numbered token * top_k + slot; a block is up to
-// SF_BLOCK_ROWS pairs of one expert, next to each other in the order by experts.
+// `block_rows` pairs of one expert, next to each other in the order by experts.
 //
 //     schedule   number of blocks, number of pairs in order, 0, 0, then for each block its expert as a whole: a Group
 //     order      the pairs sorted by expert; those whose expert is not here are left out
