@@ -15,8 +15,8 @@ class SwordfishError(Exception):
 class ArgumentError(SwordfishError, ValueError):
     """An argument has a value that is not allowed.
 
-    ``ArgumentError("group_size", 48, "-1 or a multiple of 32 that divides K=96")`` reads
-    ``group_size=48 is not allowed: expected -1 or a multiple of 32 that divides K=96``.
+    ``ArgumentError("group_size", 48, "-1 (channelwise) or a positive multiple of 32")`` reads
+    ``group_size=48 is not allowed: expected -1 (channelwise) or a positive multiple of 32``.
     """
 
     def __init__(self, name: str, value: object, allowed: str, hint: str = "") -> None:

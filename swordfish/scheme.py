@@ -52,7 +52,7 @@ class Scheme:
                 "group_size", self.group_size, "-1 (channelwise) or a positive multiple of 32"
             )
         if self.dtype not in DTYPES:
-            raise ArgumentTypeError("dtype", self.dtype, "torch.float16 or torch.bfloat16")
+            raise ArgumentTypeError("dtype", self.dtype, "'float16' or 'bfloat16'")
         if self.zeros not in ("none", "integer", "offset"):
             raise ArgumentError("zeros", self.zeros, "'none', 'integer' or 'offset'")
 

@@ -84,7 +84,7 @@ def _layers(given: Any) -> Iterator[Any]:
             elif isinstance(module, MoE):
                 yield module
     else:
-        for w in given:
+        for w in given if isinstance(given, Iterable) else (given,):
             if not isinstance(w, PackedWeight):
                 raise ArgumentTypeError("weights", type(w).__name__, "PackedWeights or a module")
             yield w

@@ -355,6 +355,8 @@ def test_warmup_builds_every_kind_of_call(arch: str) -> None:
             sf.warmup(layer, 0)
         with pytest.raises(sf.ArgumentTypeError, match="weights"):
             sf.warmup([layer])  # type: ignore[list-item]
+        with pytest.raises(sf.ArgumentTypeError, match="weights=NoneType is not allowed"):
+            sf.warmup(None)  # type: ignore[arg-type]
     assert sf.warmup(layer) == 0, "nothing to build on a CPU"
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from swordfish.errors import ArgumentError, ArgumentTypeError
 from swordfish.layouts import unpack_words
+from swordfish.scheme import Scheme
 from swordfish.weights import PackedWeight, QuantizedWeight, dequantize, pack, pack_weight
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -470,6 +471,11 @@ class TestBadInput:
             ArgumentTypeError, match=rf"dtype={dtype} is not .* torch.float16 or torch.bfloat16"
         ):
             pack_weight(random_weight(64, 64), dtype)
+
+    def test_a_scheme_names_its_dtype(self) -> None:
+        message = r"dtype=torch\.float16 is not allowed: expected 'float16' or 'bfloat16'"
+        with pytest.raises(ArgumentTypeError, match=message):
+            Scheme(4, 128, torch.float16)  # type: ignore[arg-type]
 
     def test_floating_zeros_need_their_kind_said(self) -> None:
         q = random_weight(64, 8, zeros="offset")
