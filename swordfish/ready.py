@@ -73,6 +73,10 @@ class _Known:
         )
 
 
+_ROWS_KEPT = 256
+"""Row counts remembered of a weight, a kilobyte or two each; then it begins anew. A server of many layers
+meets thousands."""
+
 _PLAIN = (torch.Tensor, torch.nn.Parameter, type(None))
 _known: dict[int, _Known] = {}
 """By ``id`` of the words."""
@@ -131,6 +135,8 @@ def keep(
     if known is None or not known.is_made_of(given, bias, wishes):
         known = _known[id(w.words)] = _Known(given, bias, wishes)
     if m not in known.bound:
+        if len(known.bound) >= _ROWS_KEPT:
+            known.bound.clear()
         known.bound[m] = call.bind(w, bias)
 
 

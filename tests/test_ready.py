@@ -134,6 +134,17 @@ def test_another_x_goes_the_long_way(change: Callable[..., torch.Tensor], ways: 
     assert torch.equal(sf.mm(x, w), wanted(x, w)) and ways == ["long", "long"]
 
 
+def test_no_more_row_counts_are_kept_than_said(ways: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ready, "_ROWS_KEPT", 2)
+    w = quantised(K, N, group_size=64)
+    for m in (1, 2, 3, 3, 1):
+        x = tokens(w, m)
+        assert torch.equal(sf.mm(x, w), wanted(x, w))
+        (known,) = ready._known.values()
+        assert len(known.bound) <= 2
+    assert ways == ["long", "long", "long", "short", "long"]
+
+
 @pytest.mark.parametrize("bad", ["dtype", "width", "scalar"])
 def test_bad_x_is_refused_as_ever(bad: str, ways: list[str]) -> None:
     w = quantised(K, N, group_size=64)
