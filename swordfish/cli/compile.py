@@ -39,7 +39,7 @@ def kernel_requests(
 
 
 def compile_command(weights: Sequence[Weight | Experts], arch: str, workers: int | None) -> int:
-    """Build and print a table; 1 if there is nothing to build."""
+    """Build and print a table; raises ``ArgumentError`` if there is nothing to build."""
     targets = parse_archs(arch)
     console = make_console()
     if not weights:

@@ -2,7 +2,7 @@
 
 ::
 
-    source = assemble("swordfish/decode/device/decode.cu", "decode", {"BITS": 4, "GROUP": 128})
+    source = assemble("swordfish/decode/device/ring.cu", "decode_ring", {"SF_BITS": 4, "SF_GROUP": 128})
     kernel = get_kernel(source, device_props(x.device).arch)
     kernel.launch(LaunchConfig(grid=(64, 1, 1), block=(256, 1, 1), shared_bytes=65536), [x, w, y,
     np.int32(m)])

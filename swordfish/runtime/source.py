@@ -78,7 +78,7 @@ def assemble(
 
     Args:
         package_files: one path or several, each starting with the package
-            (``"swordfish/decode/device/decode.cu"``), joined in the order given. ``#include "x.cuh"`` is
+            (``"swordfish/decode/device/ring.cu"``), joined in the order given. ``#include "x.cuh"`` is
             looked up beside the including file, then from the package root (``#include
             "swordfish/decode/device/ptx.cuh"``); every file is pasted once, so include guards are not needed.
             ``#include <...>`` is left to the compiler.
