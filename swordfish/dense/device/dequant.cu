@@ -261,12 +261,18 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
 #else
   const u32 across = (n_blocks + WARPS - 1) / WARPS;
   const int first = blockIdx.x % across * WARPS, n_block = first + warp, row = blockIdx.x / across * 16;
-#if SF_BULK
-  if (n_block < n_blocks) {
+  const int column = n_block * 64 + lane % 8 * 8;
+  // Stages the step of this warp; returns what its columns are scaled by.
+  const auto load_and_stage = [&] {
     const Step step = load_step(words, (i64)n_block * k_blocks * 4 + row / 16, lane);
-    const Scalings scalings = load_scalings(row, n_block * 64 + lane % 8 * 8, scales, zeros, sizes, pitch);
+    const Scalings scalings = load_scalings(row, column, scales, zeros, sizes, pitch);
     stage(step, warp, lane);
     warp_sync();
+    return scalings;
+  };
+#if SF_BULK
+  if (n_block < n_blocks) {
+    const Scalings scalings = load_and_stage();
     const u32 at = shared_address(pieces) + warp * 128 + lane % 8 * 16;
     expand(warp, lane, scalings.scale, scalings.zero, [=](int r, const Words4& v) { store_words4(at + r * PIECE_PITCH, v); });
   }
@@ -279,12 +285,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
   bulk_store_wait_read();  // the memory goes with the CTA
 #else
   if (n_block >= n_blocks) return;
-  const Step step = load_step(words, (i64)n_block * k_blocks * 4 + row / 16, lane);
-  const int column = n_block * 64 + lane % 8 * 8;
-  const Scalings scalings = load_scalings(row, column, scales, zeros, sizes, pitch);
   const int to = line_of(lane < 16, row + lane, perm, sizes);
-  stage(step, warp, lane);
-  warp_sync();
+  const Scalings scalings = load_and_stage();
   wait_for_previous_kernel();  // it may still read what `out` held
   expand(warp, lane, scalings.scale, scalings.zero, [=](int r, const Words4& v) {
     const int line = __shfl_sync(0xffffffffu, to, r);
