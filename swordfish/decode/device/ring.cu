@@ -77,10 +77,11 @@ struct Gather {
     }
   }
 
-  // From the rows of x in shared memory to the token area of a slot.
-  SF_DEVICE void copy_tokens(u32 rows, u32 tokens, int lane) const {
+  // From the `count` rows of x in shared memory to the token area of a slot.
+  SF_DEVICE void copy_tokens(u32 rows, int count, u32 tokens, int lane) const {
 #pragma unroll
     for (int row = 0; row < SF_ROWS; row++) {
+      if (row > 0 && row >= count) break;
       u32 value[GATHERED];
 #pragma unroll
       for (int i = 0; i < GATHERED; i++) value[i] = load_half(rows + row * ROW_BYTES + from[i] * 2);
@@ -217,7 +218,7 @@ extern "C" __global__ void __launch_bounds__(SF_WARPS * 32, SF_MIN_CTAS)
   late = start;
 #pragma unroll
   for (int s = 0; s < SF_SLOTS; s++) {
-    if (late.tile < TILES) first[s].copy_tokens(shared + ROWS_OFFSET, ring.tokens(s), lane);
+    if (late.tile < TILES) first[s].copy_tokens(shared + ROWS_OFFSET, p.rows, ring.tokens(s), lane);
     late.advance(first_unit, end_unit, tile_step);
   }
 #else
@@ -248,12 +249,12 @@ extern "C" __global__ void __launch_bounds__(SF_WARPS * 32, SF_MIN_CTAS)
 #endif
       barrier_wait(ring.barriers + slot * 8, parity);
       warp_sync();  // the other lanes' tokens
-      multiply_unit(total, ring.weights(slot), ring.tokens(slot), blocks_of(unit), token_offsets, lane);
+      multiply_unit(total, ring.weights(slot), ring.tokens(slot), blocks_of(unit), columns_of(tile), token_offsets, lane);
       warp_sync();  // every lane has read the slot
       if (!ALL_IN_FLIGHT && next.tile < TILES) {
         if (lane == 0) ring.request_weights(p.weights, next.tile, next.unit, slot);
 #if SF_GATHER
-        gather.copy_tokens(shared + ROWS_OFFSET, ring.tokens(slot), lane);
+        gather.copy_tokens(shared + ROWS_OFFSET, p.rows, ring.tokens(slot), lane);
 #else
         ring.request_tokens(p, p.rows, next.unit, slot, lane);
 #endif

@@ -134,7 +134,7 @@ SF_DEVICE void multiply_fold(Fragment (&total)[4][TOKEN_TILES], u32 weights, u32
   }
 }
 
-SF_DEVICE void multiply_unit(Accumulators& total, u32 slot, u32 token_slot, int blocks, const u32 (&token_offsets)[TOKEN_TILES], int lane) {
+SF_DEVICE void multiply_unit(Accumulators& total, u32 slot, u32 token_slot, int blocks, int columns, const u32 (&token_offsets)[TOKEN_TILES], int lane) {
   const u32 pair_offset = row_pair_offset(lane);
 #pragma unroll
   for (int fold = 0; fold < UNIT_K / FOLD_K; fold++) {
@@ -145,6 +145,7 @@ SF_DEVICE void multiply_unit(Accumulators& total, u32 slot, u32 token_slot, int 
     for (int t = 0; t < TOKEN_TILES; t++) tokens[t] = token_slot + token_offsets[t] + k * 2;
 #pragma unroll
     for (int i = 0; i < SF_COLS; i++) {
+      if (SHORT_TILE && i >= columns) break;
       const u32 row = fold * SCALE_ROW_BYTES + i * 128 + pair_offset;
       multiply_fold(total[i], slot + i * COLUMN_BYTES + (k / 16) * SUBTILE_BYTES, slot + SCALE_OFFSET + row, slot + ZERO_OFFSET + row, tokens, blocks * 64 - k, lane);
     }

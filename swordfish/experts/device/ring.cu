@@ -252,7 +252,7 @@ extern "C" __global__ void __launch_bounds__(SF_WARPS * 32, SF_MIN_CTAS)
       copy_async_wait<SF_SLOTS - 1>();
       barrier_wait(ring.barriers + slot * 8, parity);
       warp_sync();  // the other lanes' tokens
-      multiply_unit(total, ring.weights(slot), ring.tokens(slot), blocks_of(unit), token_offsets, lane);
+      multiply_unit(total, ring.weights(slot), ring.tokens(slot), blocks_of(unit), columns_of(item.tile), token_offsets, lane);
       warp_sync();  // every lane has read the slot
       if (next.item < items) {
         const Item ahead = item_at(next.item);
