@@ -22,7 +22,29 @@ from swordfish.runtime.registry import compile_many, get_artifact
 from tests.backends import exact, quantised
 from tests.prefill_cases import config_of
 
-__all__ = ["MoeLayer", "assert_layer", "compile_ahead", "layer", "permuted_copies", "routing"]
+__all__ = [
+    "SCHEMES",
+    "GroupedProblem",
+    "MoeLayer",
+    "assert_layer",
+    "compile_ahead",
+    "layer",
+    "permuted_copies",
+    "routing",
+    "tokens",
+]
+
+SCHEMES: dict[str, dict[str, Any]] = {
+    "int4-128": {},
+    "int4-64-zeros": {"zeros": "integer", "group_size": 64},
+    "int4-32-act-order": {"group_size": 32, "act_order": True, "dtype": torch.float16},
+    "int4-channelwise-bias": {"group_size": -1, "bias": True},
+    "int4-zeros-act-order-bias": {"zeros": "integer", "group_size": 64, "act_order": True, "bias": True},
+    "int8-128-bias": {"bits": 8, "bias": True, "dtype": torch.float16},
+    "int8-32-zeros": {"bits": 8, "zeros": "integer", "group_size": 32},
+    "int4-32-offset": {"zeros": "offset", "group_size": 32},
+}
+"""Of expert layers, by name."""
 
 _TOLERANCE = {torch.bfloat16: 4e-3, torch.float16: 5e-4}
 """Relative error of a layer: rounded after the activation (1.6e-3 in bf16) and at the end (the same
@@ -118,6 +140,11 @@ def permuted_copies(experts: int) -> tuple[MoeLayer, Callable[[torch.Tensor], to
         return torch.nn.functional.silu(gate) * up @ sf.dequantize(second).double()
 
     return MoeLayer(gate_up, down, ExpertWeights.stack_gated(gate_up), ExpertWeights.stack(down)), dense
+
+
+def tokens(m: int, made: MoeLayer, seed: int = 9) -> torch.Tensor:
+    """Random rows ``[m, hidden]`` in the layer's dtype."""
+    return torch.randn(m, made.hidden, generator=torch.Generator().manual_seed(seed)).to(made.w13.dtype)
 
 
 def routing(

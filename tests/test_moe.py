@@ -15,18 +15,16 @@ from swordfish.experts import ACTIVATIONS, Activation, ExpertPlan, ExpertWeights
 from swordfish.experts.kernels import ExpertRing, ExpertWide
 from swordfish.experts.layer import launch_layer
 from tests.backends import BACKENDS, EMULATED, Backend
-from tests.moe_layers import MoeLayer, assert_layer, compile_ahead, layer, permuted_copies, routing
-
-SCHEMES: dict[str, dict[str, Any]] = {
-    "int4-128": {},
-    "int4-64-zeros": {"zeros": "integer", "group_size": 64},
-    "int4-32-act-order": {"group_size": 32, "act_order": True, "dtype": torch.float16},
-    "int4-channelwise-bias": {"group_size": -1, "bias": True},
-    "int4-zeros-act-order-bias": {"zeros": "integer", "group_size": 64, "act_order": True, "bias": True},
-    "int8-128-bias": {"bits": 8, "bias": True, "dtype": torch.float16},
-    "int8-32-zeros": {"bits": 8, "zeros": "integer", "group_size": 32},
-    "int4-32-offset": {"zeros": "offset", "group_size": 32},
-}
+from tests.moe_layers import (
+    SCHEMES,
+    MoeLayer,
+    assert_layer,
+    compile_ahead,
+    layer,
+    permuted_copies,
+    routing,
+    tokens,
+)
 
 
 def run(
@@ -40,10 +38,6 @@ def run(
         y = moe(*(t.to(backend.device) if isinstance(t, torch.Tensor) else t
                   for t in (x, there.w13, there.w2, weights, ids)), **kw)  # fmt: skip
     return y.cpu()
-
-
-def tokens(m: int, made: MoeLayer, seed: int = 9) -> torch.Tensor:
-    return torch.randn(m, made.hidden, generator=torch.Generator().manual_seed(seed)).to(made.w13.dtype)
 
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=str)

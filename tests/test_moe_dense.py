@@ -4,10 +4,7 @@ much memory, and when such a plan is made. A finding of the emulator fails the t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -26,33 +23,21 @@ from swordfish.experts.routing import sort_pairs
 from swordfish.runtime.device import DeviceProps
 from swordfish.scheme import Scheme
 from tests.backends import Backend
-from tests.moe_layers import MoeLayer, assert_layer, compile_ahead, layer, permuted_copies, routing
+from tests.moe_layers import (
+    SCHEMES,
+    MoeLayer,
+    assert_layer,
+    compile_ahead,
+    layer,
+    permuted_copies,
+    routing,
+    tokens,
+)
 
 HOPPER = Backend("sm_90a")
 BACKENDS = ([Backend("cuda")] if torch.cuda.is_available() else []) + [HOPPER]
 SMALL = ExpertDense(32, 3, 3)
 LARGE = ExpertDense(160, 4, 132)
-SCHEMES: dict[str, dict[str, Any]] = {
-    "int4-128": {},
-    "int4-64-zeros": {"zeros": "integer", "group_size": 64},
-    "int4-32-act-order": {"group_size": 32, "act_order": True, "dtype": torch.float16},
-    "int4-channelwise-bias": {"group_size": -1, "bias": True},
-    "int4-zeros-act-order-bias": {"zeros": "integer", "group_size": 64, "act_order": True, "bias": True},
-    "int8-128-bias": {"bits": 8, "bias": True, "dtype": torch.float16},
-    "int8-32-zeros": {"bits": 8, "zeros": "integer", "group_size": 32},
-    "int4-32-offset": {"zeros": "offset", "group_size": 32},
-}
-
-
-@contextmanager
-def checked(backend: Backend, seed: int = 0) -> Iterator[None]:
-    if backend.device == "cuda":
-        yield
-        return
-    with sf.emulate(backend.name, seed=seed) as emulation:
-        yield
-    for report in emulation.reports:
-        report.raise_on_findings()
 
 
 def run(
@@ -75,16 +60,12 @@ def run(
     out = torch.full((x.shape[0], made.w2.shape[1]), math.nan, dtype=x.dtype, device=device)
     plan = ExpertPlan("experts", config, config, False, "", narrow)
     map_there = None if expert_map is None else expert_map.to(device)
-    with checked(backend, seed):
+    with backend.active(seed):
         launch_layer(
             plan, x.to(device), there.w13, there.w2, weights.to(device), ids.to(device), map_there, act, out,
             "sm_90a", weight_on_input=weight_on_input,
         )  # fmt: skip
     return out.cpu()
-
-
-def tokens(m: int, made: MoeLayer, seed: int = 9) -> torch.Tensor:
-    return torch.randn(m, made.hidden, generator=torch.Generator().manual_seed(seed)).to(made.w13.dtype)
 
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=str)
@@ -175,7 +156,7 @@ def test_experts_with_rows_are_dequantised(backend: Backend, zeros: str) -> None
     w = made.w2.to(backend.device)
     ids = torch.tensor([[0], [2], [2], [3]], dtype=torch.int32, device=backend.device)
     out = torch.full((3, w.padded_n, 64), math.nan, dtype=w.dtype, device=backend.device)
-    with checked(backend):
+    with backend.active():
         sorted_ = sort_pairs(ids, None, 5, 2, "sm_90a", begins=True)
         assert sorted_.begins is not None
         experts_dense._dequantise(w, 1, 3, sorted_.begins[1:5], out, "sm_90a")

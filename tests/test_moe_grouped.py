@@ -34,6 +34,7 @@ from tests.moe_layers import (
     layer,
     permuted_copies,
     routing,
+    tokens,
 )
 from tests.prefill_cases import check_count, check_resources, schedule
 
@@ -88,10 +89,6 @@ def run(
     for report in emulation.reports:
         report.raise_on_findings()
     return out
-
-
-def tokens(m: int, made: MoeLayer) -> torch.Tensor:
-    return torch.randn(m, made.hidden, generator=torch.Generator().manual_seed(9)).to(made.w13.dtype)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
