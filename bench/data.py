@@ -75,9 +75,9 @@ def random_weight(problem: Problem, device: torch.device | str, seed: int = 0) -
     return Weight(problem, codes, scales, zeros, g_idx)
 
 
-def activations(m: int, problem: Problem, device: torch.device | str, seed: int = 1) -> torch.Tensor:
+def activations(m: int, problem: Problem, device: torch.device | str) -> torch.Tensor:
     """Standard normal ``[M, K]`` in the activation dtype."""
-    generator = torch.Generator(device=device).manual_seed(seed)
+    generator = torch.Generator(device=device).manual_seed(1)
     values = torch.randn(m, problem.shape.k, device=device, generator=generator)
     return values.to(problem.torch_dtype)
 

@@ -7,7 +7,7 @@ The floor of a shape is the fastest of them on that many bytes (:func:`choose`),
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -135,6 +135,8 @@ class Reader:
         )
 
 
+_ROUNDS = 7
+
 READERS = (
     Reader("read_registers", 1024, 2, 2),
     Reader("read_registers", 512, 4, 4),
@@ -208,22 +210,19 @@ def choose(
     backend: Backend,
     l2_bytes: int,
     *,
-    readers: Sequence[Reader] = READERS,
     device: torch.device | str = "cuda",
-    rounds: int = 7,
     sample: Callable[[], None] | None = None,
 ) -> dict[str, float]:
     """Time every reader on this many cold bytes, keep the fastest, and return microseconds by label."""
     buffers = [floor.buffer(packed_bytes, device) for _ in range(rotation_count(packed_bytes, l2_bytes))]
     repeats = launches_per_graph(len(buffers), estimate_us(packed_bytes, 0)) // len(buffers)
     contenders = []
-    for reader in readers:
+    for reader in READERS:
         calls = [functools.partial(floor.read, reader, state) for state in buffers]
         graph, _ = backend.capture(calls, repeats)
         contenders.append(Contender(reader.label, graph, repeats * len(buffers)))
-    times = {
-        name: t.median_us for name, t in measure(contenders, backend, rounds=rounds, sample=sample).items()
-    }
-    best = min(readers, key=lambda reader: times[reader.label])
+    timings = measure(contenders, backend, rounds=_ROUNDS, sample=sample)
+    times = {name: timing.median_us for name, timing in timings.items()}
+    best = min(READERS, key=lambda reader: times[reader.label])
     floor.choose_reader(packed_bytes, best)
     return times

@@ -56,9 +56,9 @@ class Routes:
         return len(set(self.ids.flatten().tolist()))
 
 
-def routes(model: MoeShape, m: int, count: int, device: str = "cuda", seed: int = 0) -> list[Routes]:
+def routes(model: MoeShape, m: int, count: int, device: str = "cuda") -> list[Routes]:
     """Uniform random routings."""
-    g = torch.Generator(device=device).manual_seed(seed)
+    g = torch.Generator(device=device).manual_seed(0)
     result = []
     for _ in range(count):
         scores = torch.randn(m, model.experts, device=device, generator=g)
@@ -88,11 +88,9 @@ def random_experts(
     return ExpertWeights.from_tensors(tensors, scheme, (k, n), gated=gated)
 
 
-def hidden_states(
-    m: int, width: int, dtype: torch.dtype, device: str = "cuda", seed: int = 1
-) -> torch.Tensor:
+def hidden_states(m: int, width: int, dtype: torch.dtype, device: str = "cuda") -> torch.Tensor:
     """Standard normal ``[M, width]``."""
-    g = torch.Generator(device=device).manual_seed(seed)
+    g = torch.Generator(device=device).manual_seed(1)
     return torch.randn(m, width, device=device, generator=g).to(dtype)
 
 

@@ -76,14 +76,12 @@ class Problem:
     of: int = 0
 
 
-def problem_of(
-    scheme: Scheme, m: int, k: int, n: int, props: DeviceProps, *, most: int, seed: int = 0
-) -> Problem:
+def problem_of(scheme: Scheme, m: int, k: int, n: int, props: DeviceProps, *, most: int) -> Problem:
     """The default of ``m`` rows of a ``[k, n]`` weight and at most ``most`` others, see
     :func:`~swordfish.tune.candidates.pick`."""
     default = choose(m, n, k, scheme, props).config
     found = candidates(scheme, m, k, n, props)
-    return Problem(scheme, m, k, n, (default, *pick(found, default, most, seed)), len({default, *found}))
+    return Problem(scheme, m, k, n, (default, *pick(found, default, most)), len({default, *found}))
 
 
 @dataclass(frozen=True)
