@@ -2,6 +2,7 @@
 
     compute-sanitizer --tool memcheck  python -m tests.small_launches
     compute-sanitizer --tool racecheck python -m tests.small_launches
+    compute-sanitizer --tool initcheck python -m tests.small_launches
 
 x lies at the very end of its allocation, so that reading past it is an error.
 """
