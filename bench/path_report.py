@@ -1,4 +1,7 @@
-"""What a sweep over paths says, as Markdown: ``python -m bench.path_report sweep.json --plot sweep.svg``."""
+"""What a sweep over paths says, as Markdown: ``python -m bench.path_report sweep.json --plot sweep.svg``.
+
+``--rows 512,1024`` prints for these M what the paths reach of cuBLAS, each by itself.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,9 @@ from pathlib import Path
 
 from bench import report
 from bench.report import Case, geomean
+from bench.shapes import parse_ints
 
-__all__ = ["NEAR", "main", "markdown", "regret", "table", "verdict"]
+__all__ = ["NEAR", "main", "markdown", "rates", "regret", "table", "verdict"]
 
 SUBJECT = "swordfish"
 NEAR = 1.05
@@ -72,6 +76,22 @@ def table(cases: Sequence[Case]) -> list[str]:
     return lines
 
 
+def rates(cases: Sequence[Case], ms: Sequence[int]) -> str:
+    """Rates of the wide kernel and of dense over that of cuBLAS at these M: geometric mean over the shapes,
+    and the least in parentheses."""
+    lines = ["| M | " + " | ".join(f"{m:,}" for m in ms) + " |", "|---" * (1 + len(ms)) + "|"]
+    for scheme in dict.fromkeys(case.scheme for case in cases):
+        for path in ("wide", "dense"):
+            cells = [f"{scheme}, {path}"]
+            for m in ms:
+                group = [case for case in cases if case.scheme == scheme and case.m == m]
+                found = [v for c in group if (v := c.speedup(f"{SUBJECT}-{path}", "torch")) is not None]
+                mean = geomean(found)
+                cells.append("" if mean is None else f"{mean:.2f} ({min(found):.2f})")
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def markdown(cases: Sequence[Case]) -> str:
     """Verdict and table for each scheme."""
     lines: list[str] = []
@@ -84,15 +104,17 @@ def markdown(cases: Sequence[Case]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the report; with ``--plot`` also write a figure of the first scheme, time over cuBLAS."""
-    parser = argparse.ArgumentParser(prog="python -m bench.path_report", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.path_report", description=__doc__.split("\n")[0])
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--plot", type=Path, help=".svg, .png or .pdf")
+    parser.add_argument("--rows", type=parse_ints, help="M of a table of the paths by themselves")
     options = parser.parse_args(argv)
     try:
         documents = report.load(options.files)
     except (OSError, ValueError) as error:
         parser.error(str(error))
-    print(markdown(report.cases(documents)))
+    cases = report.cases(documents)
+    print(rates(cases, options.rows) if options.rows else markdown(cases))
     if options.plot:
         report.plot(documents, options.plot, metric="torch")
     return 0
