@@ -47,10 +47,9 @@ class Scheme:
     def __post_init__(self) -> None:
         if self.bits not in (4, 8) or isinstance(self.bits, bool):
             raise ArgumentError("bits", self.bits, "4 or 8")
-        if self.group_size != CHANNELWISE and (self.group_size < 32 or self.group_size % 32):
-            raise ArgumentError(
-                "group_size", self.group_size, "-1 (channelwise) or a positive multiple of 32"
-            )
+        size = self.group_size
+        if not isinstance(size, int) or (size != CHANNELWISE and (size < 32 or size % 32)):
+            raise ArgumentError("group_size", repr(size), "-1 (channelwise) or a positive multiple of 32")
         if self.dtype not in DTYPES:
             raise ArgumentTypeError("dtype", self.dtype, "'float16' or 'bfloat16'")
         if self.zeros not in ("none", "integer", "offset"):

@@ -472,6 +472,15 @@ class TestBadInput:
         ):
             pack_weight(random_weight(64, 64), dtype)
 
+    @pytest.mark.parametrize("size", ["128", 128.0, True, 48])
+    def test_group_sizes_are_whole_numbers(self, size: Any) -> None:
+        codes = torch.zeros(256, 8, dtype=torch.uint8)
+        message = (
+            rf"group_size={size!r} is not allowed: expected -1 \(channelwise\) or a positive multiple of 32"
+        )
+        with pytest.raises(ArgumentError, match=message):
+            pack(codes, torch.ones(2, 8), bits=4, group_size=size, dtype=torch.float16)
+
     def test_a_scheme_names_its_dtype(self) -> None:
         message = r"dtype=torch\.float16 is not allowed: expected 'float16' or 'bfloat16'"
         with pytest.raises(ArgumentTypeError, match=message):
