@@ -45,11 +45,11 @@ def warmup(
         The number of kernels involved. 0 for weights on the CPU unless a GPU is emulated.
 
     Raises:
-        ArgumentTypeError: ``weights`` holds something else.
+        ArgumentTypeError: ``weights`` or ``rows`` hold something else.
         ArgumentError: a row count below 1; expert layers without ``top_k``.
         CompileError: a kernel does not compile.
     """
-    counts = range(1, rows + 1) if isinstance(rows, int) else sorted(set(rows))
+    counts = range(1, rows + 1) if isinstance(rows, int) else _sorted(rows)
     if not counts or counts[0] < 1:
         raise ArgumentError("rows", rows, "1 or more")
     requests: dict[tuple[Source, str], None] = {}
@@ -71,6 +71,14 @@ def warmup(
         for call in calls:
             call()
     return len(requests)
+
+
+def _sorted(rows: Any) -> list[int]:
+    counts = list(rows) if isinstance(rows, Iterable) else [rows]
+    for count in counts:
+        if not isinstance(count, int):
+            raise ArgumentTypeError("rows", type(count).__name__, "ints")
+    return sorted(set(counts))
 
 
 def _layers(given: Any) -> Iterator[Any]:

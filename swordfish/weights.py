@@ -169,7 +169,11 @@ def dequantize(w: PackedWeight) -> torch.Tensor:
     Each value is ``(q - z) * s``, or ``q * s + z`` with offsets, of the stored scales and zeros, computed
     exactly and rounded once to nearest even. On a GPU the kernel of :mod:`swordfish.dense` does this, which
     gives the same bits; elsewhere, and while torch traces, torch operators do.
+
+    Raises ``ArgumentTypeError`` for something that is no packed weight.
     """
+    if not isinstance(w, PackedWeight):
+        raise ArgumentTypeError("w", type(w).__name__, "a PackedWeight")
     # A traced tensor (fake, functional) has no memory that a kernel could read.
     if w.words.is_cuda and type(w.words) is torch.Tensor and not torch.compiler.is_compiling():
         from swordfish.dense import dequantize_into

@@ -110,6 +110,7 @@ def test_shapes_and_architectures_are_parsed() -> None:
         Weight(scheme, 64, 8, False),
     ]
     assert [w.bias for w in shape_weights(["256x64"], 8, -1, "integer", "float16", True)] == [False, True]
+    assert shape_weights(["256x64"], 4, 128, "none", None, False, True)[0].scheme.act_order
     for text in ("0x64", "axb", "64x64x64", "-64x64"):
         with pytest.raises(ArgumentError, match="--shape"):
             shape_weights([text], 4, 128, "none", None, False)

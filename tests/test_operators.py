@@ -357,6 +357,9 @@ def test_warmup_builds_every_kind_of_call(arch: str) -> None:
             sf.warmup([layer])  # type: ignore[list-item]
         with pytest.raises(sf.ArgumentTypeError, match="weights=NoneType is not allowed"):
             sf.warmup(None)  # type: ignore[arg-type]
+        for rows in (1.5, "3", [1, "2"]):
+            with pytest.raises(sf.ArgumentTypeError, match=r"rows=(float|str) is not allowed"):
+                sf.warmup(layer, rows)  # type: ignore[arg-type]
     assert sf.warmup(layer) == 0, "nothing to build on a CPU"
 
 

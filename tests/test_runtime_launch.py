@@ -264,6 +264,15 @@ def test_a_failing_raw_launch_raises_at_once(artifact: Artifact, driver: FakeDri
         Kernel(artifact).prepare(CONFIG).raw(0)(0, 0, 0, 0, 0, bytes(128), 0, bytes(6))
 
 
+def test_a_number_without_room_is_refused(artifact: Artifact, driver: FakeDriver) -> None:
+    launch = Kernel(artifact).prepare(CONFIG).raw(0)
+    with pytest.raises(ArgumentError, match=r"args=.*4294967296.*fits the parameters of Kernel\(mixed"):
+        launch(0, 0, 0, 1 << 32, 0, bytes(128), 0, bytes(6))
+    assert not driver.launches
+    launch(0, 0, 1, 0, 0, bytes(128), 0, bytes(6))
+    assert len(driver.launches) == 1
+
+
 def test_a_stream_may_be_given(artifact: Artifact, driver: FakeDriver) -> None:
     kernel = Kernel(artifact)
     kernel.launch(CONFIG, arguments(), stream=77)

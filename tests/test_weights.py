@@ -500,3 +500,8 @@ class TestBadInput:
         q = random_weight(64, 8)
         with pytest.raises(ArgumentError, match=r"scales.device=meta is not allowed: expected cpu"):
             regrouped(q, scales=q.scales.to("meta"))
+
+
+def test_dequantize_takes_packed_weights_only() -> None:
+    with pytest.raises(ArgumentTypeError, match="w=NoneType is not allowed: expected a PackedWeight"):
+        dequantize(None)  # type: ignore[arg-type]

@@ -52,7 +52,7 @@ def demo(
 
 @app.command("compile")
 def compile_kernels(
-    arch: ArchOption = "sm_90a,sm_100a,sm_110a",
+    arch: ArchOption = "sm_90a,sm_100a,sm_103a,sm_110a",
     checkpoint: Annotated[
         list[Path] | None, typer.Option(help="Checkpoint folder or .gguf file; repeatable.")
     ] = None,
@@ -71,6 +71,7 @@ def compile_kernels(
     bits: Annotated[int, typer.Option(help="With --shape, --experts: 4 or 8.")] = 4,
     group_size: Annotated[int, typer.Option(help="With those: group size, -1 for channelwise.")] = 128,
     zeros: Annotated[str, typer.Option(help="With those: none, integer or offset zero points.")] = "none",
+    act_order: Annotated[bool, typer.Option("--act-order", help="With --shape: permuted rows.")] = False,
     bias: Annotated[bool, typer.Option(help="With those: also the kernels that add a bias.")] = False,
     dtype: Annotated[str | None, typer.Option(help="Activations: float16 or bfloat16.")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Builds at a time; default: one a CPU.")] = None,
@@ -82,7 +83,7 @@ def compile_kernels(
     found: list[named.Weight | named.Experts] = []
     for path in checkpoint or []:
         found += named.checkpoint_layers(path, dtype, top_k=top_k, activation=activation, ranks=expert_ranks)
-    found += named.shape_weights(shape or [], bits, group_size, zeros, dtype, bias)
+    found += named.shape_weights(shape or [], bits, group_size, zeros, dtype, bias, act_order)
     found += named.shape_experts(
         experts or [],
         bits,
@@ -120,12 +121,10 @@ def tune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure, but keep nothing.")] = False,
 ) -> None:
     """Time kernel configurations on this GPU and keep those that beat the default by more than 2 %."""
-    from swordfish.cli.tune import parse_rows, permuted, tune_command
+    from swordfish.cli.tune import parse_rows, tune_command
     from swordfish.cli.weights import checkpoint_weights, shape_weights
 
-    weights = shape_weights(shape or [], bits, group_size, zeros, dtype, False)
-    if act_order:
-        weights = permuted(weights)
+    weights = shape_weights(shape or [], bits, group_size, zeros, dtype, False, act_order)
     weights += [w for path in checkpoint or [] for w in checkpoint_weights(path, dtype)]
     code = tune_command(
         weights,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from swordfish.tune.trial import CudaTrials
 
 _SHOWN_FAILURES = 3
 
-__all__ = ["parse_rows", "permuted", "report_rows", "tune_command"]
+__all__ = ["parse_rows", "report_rows", "tune_command"]
 
 
 def parse_rows(text: str) -> list[int]:
@@ -32,11 +32,6 @@ def parse_rows(text: str) -> list[int]:
             raise ArgumentError("--m", repr(text), f"rows from 1 to {ROWS[-1]}, separated by commas")
         buckets[rows] = None
     return list(buckets)
-
-
-def permuted(weights: Sequence[Weight]) -> list[Weight]:
-    """The same weights with act-order."""
-    return [replace(w, scheme=replace(w.scheme, act_order=True)) for w in weights]
 
 
 def tune_command(

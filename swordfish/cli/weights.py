@@ -80,10 +80,16 @@ class Experts:
 
 
 def shape_weights(
-    shapes: Sequence[str], bits: int, group_size: int, zeros: ZeroKind | str, dtype: str | None, bias: bool
+    shapes: Sequence[str],
+    bits: int,
+    group_size: int,
+    zeros: ZeroKind | str,
+    dtype: str | None,
+    bias: bool,
+    act_order: bool = False,
 ) -> list[Weight]:
     """Weights of the given ``KxN`` shapes; with ``bias``, each with and without one."""
-    scheme = Scheme(bits, group_size, dtype or "bfloat16", zeros)  # type: ignore[arg-type]
+    scheme = Scheme(bits, group_size, dtype or "bfloat16", zeros, act_order)  # type: ignore[arg-type]
     sizes = [_sizes(text, "--shape", "KxN, such as 4096x14336", 2) for text in shapes]
     return [Weight(scheme, k, n, b) for k, n in sizes for b in ([False, True] if bias else [False])]
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from swordfish.errors import ArgumentError
 from swordfish.runtime.arguments import ArgumentFrame, ArgumentLayout
 from swordfish.runtime.driver import DriverError, bind_context, bindings
 
@@ -19,7 +21,8 @@ RawLaunch: TypeAlias = "Callable[..., None]"
 threads.
 
 The device must be current. ``values`` are the kernel's parameters in order, unchecked: addresses and integers
-as ints (null is 0), everything larger as bytes. Raises ``DriverError`` if the launch fails.
+as ints (null is 0), everything larger as bytes. Raises ``ArgumentError`` for a number that its parameter has
+no room for, ``DriverError`` if the launch fails.
 """
 
 _INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT: a thread that has not used this device yet
@@ -48,7 +51,10 @@ def raw_launch(
             frame = frames.pop()
         except IndexError:
             frame = _Frame(function, layout, config)
-        frame.fill(*values)
+        try:
+            frame.fill(*values)
+        except struct.error as error:
+            raise ArgumentError("args", values, f"what fits the parameters of {kernel}", str(error)) from None
         if frame.stream != stream:
             frame.config.hStream = frame.stream = stream
         (status,) = frame.launch()

@@ -71,8 +71,6 @@ def assemble(
     package_files: str | Sequence[str],
     entry: str,
     defines: Mapping[str, int | str],
-    *,
-    options: Mapping[str, OptionValue] | None = None,
 ) -> KernelSource:
     """Build a :class:`KernelSource` from files inside an installed package.
 
@@ -84,7 +82,6 @@ def assemble(
             ``#include <...>`` is left to the compiler.
         entry: the kernel's name.
         defines: macro name -> integer or literal text; written in sorted order above everything else.
-        options: compiler options, see :class:`KernelSource`.
 
     Raises:
         ArgumentError: a file or an include does not exist, or a macro name is not an identifier.
@@ -99,7 +96,7 @@ def assemble(
         if node is None:
             raise ArgumentError("package_files", file, "files of an installed package")
         _paste(path, node, lines, seen)
-    return KernelSource("\n".join(lines) + "\n", entry, tuple(sorted((options or {}).items())))
+    return KernelSource("\n".join(lines) + "\n", entry)
 
 
 def _define(name: str, value: int | str) -> str:
