@@ -12,6 +12,7 @@ from bench.harness import clone_state
 from bench.moe_data import MoeShape, Routes, hidden_states, random_experts, reference_products, routes
 from swordfish.experts import ACTIVATIONS, ExpertWeights, plan_layer
 from swordfish.experts.choose import ExpertConfig
+from swordfish.experts.kernels import ExpertRing
 from swordfish.experts.layer import down, gate_up
 from swordfish.experts.routing import Routing, sort_pairs
 from swordfish.runtime.device import DeviceProps, device_props
@@ -81,7 +82,7 @@ class ColdLayers:
         copy, arch = index % len(self.w13), self.props.arch
         if which == "gate_up":
             return gate_up(config, self.x, self.w13[copy], None, routing, SILU, arch)
-        narrow = self.narrow and config.in_order
+        narrow = self.narrow and not isinstance(config, ExpertRing)
         weights = self.routes[index % ROUTES].weights
         return down(config, h, self.w2[copy], weights, routing, arch, narrow=narrow)
 

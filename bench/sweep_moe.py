@@ -67,14 +67,14 @@ def candidates(
                     yield narrow
     if mean > 3 and wgmma:
         tokens = [t for t in (16, 24, 32, 48, 64, 80, 96, 128) if 0.9 * min(mean, 100) <= t <= 2 * mean + 16]
-        for t, (tiles, groups), stage_k, slots, ctas in itertools.product(
-            tokens, ((2, 1), (2, 2), (4, 1)), (128, 256), (2, 3, 4, 5), (1, 2, 3, 4)
+        for t, (tiles, groups), stage_k, slots, ctas, span in itertools.product(
+            tokens, ((2, 1), (2, 2), (4, 1)), (128, 256), (2, 3, 4, 5), (1, 2, 3, 4), (1, 2, 4)
         ):
             in_place = tiles * t > 160
             try:
                 wide = WideConfig(
                     t, tiles, groups, stage_k, slots, min_ctas=ctas, scale_rows=stage_k // scheme.group_size,
-                    in_place=in_place,
+                    in_place=in_place, ctas=ctas * props.sm_count, span=span,
                 )  # fmt: skip
                 config = ExpertWide(wide)
                 config.check(scheme, k, props)
@@ -89,9 +89,9 @@ def candidates(
 
 def product(model: MoeShape, scheme: Scheme, m: int, which: str, config: ExpertConfig) -> Product:
     """What a configuration compiles."""
-    k, n, in_order = model.hidden, 2 * model.intermediate, config.in_order
+    k, n = model.hidden, 2 * model.intermediate
     if which == "gate_up":
-        return Product(scheme, model.experts, k, n, False, SILU, False, in_order, in_order, False, m == 1)
+        return Product(scheme, model.experts, k, n, False, SILU, False, False, False, False, m == 1)
     return Product(scheme, model.experts, n // 2, k, False, None, True, True, True, False, m == 1)
 
 

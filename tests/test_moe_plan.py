@@ -233,9 +233,9 @@ def test_no_tokens_and_no_gpu() -> None:
         (lambda: ExpertRing(RingConfig(1, ctas=4)), "without gather and ctas"),
         (lambda: ExpertRing(RingConfig(1, split=3)), "split=3"),
         (lambda: ExpertRing(RingConfig(1), items=0), "items=0"),
-        (lambda: ExpertWide(WideConfig(16, ctas=4)), "ctas=4"),
+        (lambda: ExpertWide(WideConfig(16)), "ctas=0"),
         (lambda: ExpertWide(WideConfig(16, split=2)), "split=2"),
-        (lambda: ExpertWide(WideConfig(16, 1)), "tiles=1"),
+        (lambda: ExpertWide(WideConfig(16, 1, ctas=4)), "tiles=1"),
     ],
 )
 def test_configurations_that_cannot_be(make: object, message: str) -> None:
@@ -258,7 +258,7 @@ def test_plans_do_not_spill(arch: str) -> None:
                 assert config is not None
                 if isinstance(config, ExpertGrouped):
                     continue
-                in_order = act is None or isinstance(config, ExpertWide)
+                in_order = act is None or config.in_order
                 product = Product(
                     scheme, 60, k, n, True, act, act is None, in_order, in_order, False, plan.direct
                 )

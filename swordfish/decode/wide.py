@@ -129,8 +129,12 @@ class WideConfig:
     def registers(self) -> int:
         """Registers of a thread that multiplies when ``min_ctas`` CTAs share an SM: a CTA is launched with as
         many for all of its threads, and its producers give theirs to the others."""
+        return self.registers_beside(_PRODUCER_REGISTERS)
+
+    def registers_beside(self, producers: int) -> int:
+        """The same where a thread that copies keeps ``producers``."""
         launched = min(255, _REGISTER_FILE // (self.threads * self.min_ctas)) // 8 * 8
-        kept = launched * self.threads - 128 * _PRODUCER_REGISTERS
+        kept = launched * self.threads - 128 * producers
         return min(_MOST_REGISTERS, kept // (128 * self.warpgroups) // 8 * 8)
 
     def shared_bytes(self, scheme: Scheme) -> int:

@@ -28,6 +28,19 @@ ExpertConfig: TypeAlias = "ExpertRing | ExpertWide | ExpertDense | ExpertGrouped
 ROW_BUCKETS = (1, 2, 4, 8, 16)
 """Rows of a block for which ring kernels are compiled."""
 
+WIDE_BUCKETS = (*TOKEN_BUCKETS, 144)
+"""The same of wide ones. 144: qwen1.5 and qwen3 gate_up at M = 4096, 273 and 256 rows an expert in mostly two
+blocks, take 314 and 359, in three blocks of 96 rows 329 and 387."""
+
+MOST_SPAN = 8
+"""Stages of a span, at most: 16 take 441 where 8 take 398 (qwen3 gate_up at M = 4096)."""
+
+MOST_LANE_ROWS = 512
+"""Rows of a block times tiles of columns, up to which lanes of the wide kernel bring the rows of x, anew for
+each tile. That saves a launch: 58.9 on qwen3 and 57.3 on qwen1.5 gate_up at M = 256, with the launch 66.4 and
+60.7. With more of them tensor copies are worth it: qwen1.5 at M = 512, 1024 and 4096 73.8, 111 and 314, by
+lanes 78.8, 115 and 333."""
+
 BLOCK_COST = 20
 """What a block costs besides its rows, in rows."""
 
@@ -124,8 +137,8 @@ def plan_experts(
     )
     told = _told(mean, blocks * shape.experts, rows, why)
     if rows >= first_wide_rows(props):
-        wide13, wide2 = (_wide(rows, dims[0], dims[2], props) for dims in _products(shape))
-        return ExpertPlan("experts", wide13, wide2, False, told, narrow)
+        wide13, wide2 = (_wide(rows, *dims, props) for dims in _products(shape))
+        return ExpertPlan("experts", wide13, replace(wide2, in_order=True), False, told, narrow)
     expected = max(1, round(blocks * shape.experts))
     ring13, ring2 = (_ring(rows, *dims, expected, props) for dims in _products(shape))
     return ExpertPlan("experts", ring13, ring2, False, told)
@@ -169,20 +182,19 @@ def _products(shape: LayerShape) -> Sequence[tuple[int, int, Scheme]]:
 
 
 def _buckets(shape: LayerShape, props: DeviceProps) -> list[int]:
-    """Rows of a block to choose from. Offsets and small groups need registers for more than products, as
-    in the dense kernel (decode/choose_wide.py)."""
-    wide_from, wgmma, most = first_wide_rows(props), props.arch == "sm_90a", TOKEN_BUCKETS[-1]
-    for k, _, scheme in _products(shape):
+    """Rows of a block to choose from. Offsets, and all sums without wgmma, need registers for more than
+    products, as in the dense kernel (decode/choose_wide.py)."""
+    wide_from, most = first_wide_rows(props), WIDE_BUCKETS[-1]
+    for _, _, scheme in _products(shape):
         if scheme.zeros == "offset":
             most = min(most, 32)
-        elif not wgmma:
+        elif props.arch != "sm_90a":
             most = min(most, 48)
-        elif k < SHORT_K and scheme.bits == 4:
-            # 665 on qwen3 down at M = 12288; 128 rows leave two CTAs two slots each, 701.
-            most = min(most, 112)
+        elif scheme.bits == 8:
+            most = min(most, TOKEN_BUCKETS[-1])  # more spill
     return [
         *(r for r in ROW_BUCKETS if r < wide_from),
-        *(t for t in TOKEN_BUCKETS if wide_from <= t <= most),
+        *(t for t in WIDE_BUCKETS if wide_from <= t <= most),
     ]
 
 
@@ -259,49 +271,56 @@ def _power(v: int) -> int:
     return 1 << max(0, v - 1).bit_length()
 
 
-def _wide(tokens: int, k: int, scheme: Scheme, props: DeviceProps) -> ExpertWide:
-    """The wide configuration for blocks of ``tokens`` rows; from the same sweeps."""
+def _wide(tokens: int, k: int, n: int, scheme: Scheme, props: DeviceProps) -> ExpertWide:
+    """The wide configuration for blocks of ``tokens`` rows; from the same sweeps. Cuts are tiles,
+    warpgroups, k of a stage, slots, CTAs on an SM and stages of a span."""
     wgmma = props.arch == "sm_90a"
-    grouped = scheme.group_size != CHANNELWISE
-    # Two sets of sums as far as registers reach: 119 on qwen1.5 gate_up at M = 1024, one set 123.
-    two_sets = 80 if scheme.bits == 4 and scheme.zeros == "none" and scheme.group_size % 128 == 0 else 48
-    in_place = tokens > two_sets and scheme.zeros != "offset" and grouped and wgmma
-    most = 1 if not wgmma else 2 if scheme.zeros == "offset" else 3  # CTAs on an SM, for their registers
     plain = scheme.bits == 4 and scheme.zeros == "none"
+    # Two sets of sums as far as registers reach: 113 on qwen3 gate_up at M = 1024, one set 115.
+    two_sets = 80 if plain and scheme.group_size % 128 == 0 else 48
+    in_place = tokens > two_sets and scheme.zeros != "offset" and wgmma
     if tokens <= 32 and k < 8192 and plain and wgmma:
-        # 60.4 and 31.5 on qwen1.5 at M = 256, tiles of 128 columns 68.0 and 37.7.
-        cuts = [(4, 1, 128, 3, 2)]
+        # 58.9 and 33.1 on qwen3 at M = 256, tiles of 128 columns 63.6 and 33.6.
+        cuts = [(4, 1, 128, 3, 2, 2)]
+    elif tokens <= 48 and k < 8192 and plain:
+        # 73.8 on qwen1.5 gate_up at M = 512, one CTA of 256 columns 79.6.
+        cuts = [(2, 1, 128, 4, 2, 2), (2, 1, 128, 3, 2, 2)]
     elif tokens <= 48 and k < 8192:
-        cuts = [(2, 1, 128, 3, 2)]
+        # With half of the registers spans spill: int8 gate_up on qwen3 at M = 256 110, in spans of two 127.
+        cuts = [(2, 1, 128, 3, 2, 1)]
     elif tokens <= 48:
         # 66.5 on mixtral down at M = 64; tiles of 128 columns 97.
-        cuts = [(2, 2, 256, 4, 1), (2, 2, 128, 4, 1)]
-    elif k < SHORT_K:
-        # Another CTA works during the output (63.1 on qwen1.5 down at M = 1024), even where two slots are all
-        # that fits: int8 on qwen3 down at M = 4096 and 12288, blocks of 96 and 128 rows, 291 and 734; one CTA
-        # 410 and 981.
-        cuts = [(2, 1, 128, 3, 2), (2, 1, 128, 2, 2)]
-    elif in_place and (tokens <= 80 or scheme.group_size % 128 == 0):
-        # 362 on qwen1.5 gate_up at M = 4096; stages of 128 k 367. With four groups in a stage 96 rows spill.
-        cuts = [(2, 2, 256, 2, 1), (2, 2, 128, 3, 1)]
+        cuts = [(2, 2, 256, 4, 1, 1), (2, 2, 128, 4, 1, 1)]
+    elif k < SHORT_K and not in_place:
+        # Another CTA works during the output: 63.8 on qwen3 down at M = 1024, one CTA of 256 columns 65.2.
+        cuts = [(2, 1, 128, 3, 2, 1)]
     else:
-        cuts = [(2, 2, 128, 3, 1)]
-    for tiles, warpgroups, stage_k, slots, wanted in (*cuts, (2, 1, 128, 4, 1), (2, 1, 128, 3, 1)):
-        ctas = min(wanted, most)
-        aligned = grouped and stage_k % scheme.group_size == 0
-        config = WideConfig(
+        # As few pauses of the tensor cores as registers allow: one takes 208 on qwen3 down at M = 4096, two
+        # 211; two 396 on its gate_up (rows by lanes), four 415, sixteen 422.
+        span = min(MOST_SPAN, -(-k // 128)) if in_place else 1
+        cuts = [(2, 2, 128, slots, 1, span) for slots in (5, 4, 3)]
+    for tiles, warpgroups, stage_k, slots, wanted, span in (
+        *cuts,
+        (2, 1, 128, 4, 1, 1),
+        (2, 1, 128, 3, 1, 1),
+    ):
+        ctas = wanted if wgmma else 1  # on an SM, for their registers
+        aligned = scheme.group_size != CHANNELWISE and stage_k % scheme.group_size == 0
+        wide = WideConfig(
             tokens,
             tiles,
             warpgroups,
             stage_k,
             slots,
             min_ctas=ctas,
+            ctas=ctas * props.sm_count,
             wgmma=wgmma,
             in_place=in_place,
             scale_rows=stage_k // scheme.group_size if aligned else 1,
+            span=span if wgmma else 1,
         )
-        made = ExpertWide(config)
+        config = ExpertWide(wide, in_order=tokens * -(-n // wide.columns) > MOST_LANE_ROWS)
         room = min(props.smem_per_cta, props.smem_per_sm // ctas - props.smem_reserved)
-        if made.shared_bytes(scheme) <= room:
-            return made
+        if config.shared_bytes(scheme) <= room:
+            return config
     raise ArgumentError("scheme", scheme, "a scheme whose stages fit in shared memory")

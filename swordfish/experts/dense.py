@@ -136,7 +136,7 @@ class ExpertDense:
                     _columns(values),
                     rows,
                     x,
-                    np.int64(x.stride(0) // 8),
+                    np.int32(x.stride(0) // 8),
                     weights.bias_rows,
                     out,
                     routing.schedule,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -28,6 +28,9 @@ SHORT_K = 2048
 
 _ITEM_BYTES = 16
 _EXCHANGES = 2
+_GATHER_REGISTERS = 32
+_SORTED_REGISTERS = 24
+"""Of a thread of the wide kernel that does not multiply, with and without rows to gather."""
 _RING_FIELDS = ("rows", "cols", "unit", "warps", "slots", "split", "min_ctas")
 
 
@@ -203,25 +206,25 @@ class ExpertRing:
 @dataclass(frozen=True)
 class ExpertWide:
     """``experts_wide``: ``wide`` cuts the output into tiles, ``tokens`` rows of a block and ``columns``
-    columns, one CTA each.
+    columns, which up to ``ctas`` CTAs share. ``in_order``: gate_up wants rows of x in the order by experts,
+    gathered by a launch, and copies them as boxes; else lanes bring them.
 
-    Raises ``ArgumentError`` if several CTAs would share a tile, or a warpgroup has a single m64 tile.
+    Raises ``ArgumentError`` if several CTAs would make a tile, or a warpgroup has a single m64 tile.
     """
 
     wide: WideConfig
-
-    in_order: ClassVar[bool] = True
+    in_order: bool = True
 
     def __post_init__(self) -> None:
-        for name, one in (("split", 1), ("ctas", 0)):
-            if getattr(self.wide, name) != one:
-                allowed = f"{one}: a CTA makes a tile"
-                raise ArgumentError(f"WideConfig.{name}", getattr(self.wide, name), allowed)
+        if self.wide.split != 1:
+            raise ArgumentError("WideConfig.split", self.wide.split, "1: a CTA makes a tile")
+        if not self.wide.ctas:
+            raise ArgumentError("WideConfig.ctas", self.wide.ctas, "1 or more, which share the tiles")
         if self.wide.tiles % 2:
             raise ArgumentError("WideConfig.tiles", self.wide.tiles, "2 or 4: a warp owns gate and up")
 
     def __str__(self) -> str:
-        return str(self.wide)
+        return f"{self.wide}, rows {'in order' if self.in_order else 'by lanes'}"
 
     @property
     def block_rows(self) -> int:
@@ -230,11 +233,11 @@ class ExpertWide:
 
     def shared_bytes(self, scheme: Scheme) -> int:
         """Dynamic shared memory of a CTA in bytes."""
-        return -(-self.wide.shared_bytes(scheme) // 16) * 16 + 8 * self.wide.tokens
+        return -(-self.wide.shared_bytes(scheme) // 16) * 16 + 32 + 2 * (16 + 12 * self.wide.tokens)
 
     def check(self, scheme: Scheme, k: int, props: DeviceProps) -> None:
         """Raises ``ArgumentError`` when the configuration does not fit the device or the shape."""
-        self.wide.check(scheme, k, props)
+        replace(self.wide, ctas=1).check(scheme, k, props)  # however many: they need no counters
         need = self.shared_bytes(scheme)
         if need > props.smem_per_cta:
             allowed = f"at most {props.smem_per_cta} bytes of shared memory per CTA"
@@ -243,12 +246,16 @@ class ExpertWide:
     def source(self, product: Product) -> KernelSource:
         """The kernel of a product."""
         defines = self.wide.defines(product.scheme, product.k) | product.defines()
+        producers = _SORTED_REGISTERS if product.in_order else _GATHER_REGISTERS
+        defines["SF_TOKENS_BY_LANES"] = int(not product.in_order)
+        defines["SF_PRODUCER_REGISTERS"] = producers
+        defines["SF_REGISTERS"] = self.wide.registers_beside(producers)
         return assemble("swordfish/experts/device/wide.cu", "experts_wide", defines)
 
     def launch_config(self, product: Product, blocks: int) -> LaunchConfig:
-        """Launch for up to ``blocks`` blocks: a CTA for each and every tile of columns."""
+        """Launch for up to ``blocks`` blocks."""
         return LaunchConfig(
-            grid=(blocks * -(-product.n // self.wide.columns), 1, 1),
+            grid=(min(self.wide.ctas, blocks * -(-product.n // self.wide.columns)), 1, 1),
             block=(self.wide.threads, 1, 1),
             shared_bytes=self.shared_bytes(product.scheme),
             programmatic=True,
@@ -262,8 +269,19 @@ class ExpertWide:
         routing: Routing,
         out: torch.Tensor,
     ) -> tuple[Argument, ...]:
-        """Kernel arguments, in order. Rows of ``x`` are in the order by experts, 16-byte aligned and
-        padded to blocks of 64; ``router_weights`` fp32 ``[tokens, top_k]``."""
+        """Kernel arguments, in order. Rows of ``x`` belong to tokens or are in the order by experts, as the
+        product says, 16-byte aligned and padded to blocks of 64; ``router_weights`` fp32 ``[tokens,
+        top_k]``."""
         zeros = None if weights.zero_rows is None else weights.zero_rows.flatten(0, 1)
         maps = self.wide.maps(weights.words.flatten(0, 1), weights.scale_rows.flatten(0, 1), zeros, x)
-        return (*maps, weights.bias_rows, out, routing.schedule, routing.order, router_weights)
+        return (
+            *maps,
+            x,
+            np.int32(x.stride(0) // 8),
+            weights.bias_rows,
+            out,
+            routing.schedule,
+            routing.order,
+            router_weights,
+            np.int32(routing.top_k),
+        )

@@ -107,6 +107,11 @@ def sort_source(experts: int, wide_ids: bool) -> KernelSource:
     return _source("sort", "sort_pairs", routing_defines(experts, wide_ids))
 
 
+def _gather_copies(act_order: bool) -> int:
+    """16-byte copies of a lane. A permuted one consists of 8 loads that are in flight together already."""
+    return 1 if act_order else 8
+
+
 @functools.cache
 def gather_source(experts: int, wide_ids: bool, k: int, act_order: bool, in_order: bool) -> KernelSource:
     """The kernel of ``device/gather.cu`` for rows of ``k`` values."""
@@ -114,6 +119,7 @@ def gather_source(experts: int, wide_ids: bool, k: int, act_order: bool, in_orde
         "SF_K": k,
         "SF_ACT_ORDER": int(act_order),
         "SF_SORTED": int(in_order),
+        "SF_COPIES": _gather_copies(act_order),
     }
     return _source("gather", "gather_rows", defines)
 
@@ -167,8 +173,9 @@ def gather_rows(
     k = weights.packed_k
     padded = -(-k // 64) * 64
     out = torch.empty((routing.pairs, padded), dtype=x.dtype, device=x.device)
-    ctas = -(-routing.pairs * (padded // 8) // _THREADS)
     act_order = weights.perm is not None
+    pieces = -(-padded // (256 * _gather_copies(act_order)))
+    ctas = -(-routing.pairs * pieces // (_THREADS // 32))
     source = gather_source(routing.experts, routing.wide_ids, k, act_order, in_order)
     launch = _prepared(source, arch, ctas, _THREADS)
     scalars = (np.int32(routing.pairs), np.int32(routing.global_experts), np.int32(routing.top_k))

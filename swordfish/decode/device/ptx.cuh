@@ -89,10 +89,21 @@ SF_DEVICE void bulk_load_multicast(u32 dst, const void* src, u32 bytes, u32 bar,
 // 16 bytes by the lane itself: for tokens, whose rows are too short for bulk copies (the copy engine needs about 25 cycles for each).
 SF_DEVICE void copy_async16(u32 dst, const void* src) { asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(dst), "l"(src) : "memory"); }
 
+// Zeros where there is nothing to copy; the address must be one all the same.
+SF_DEVICE void copy_async16_or_zeros(u32 dst, const void* src, bool there) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(there ? 16 : 0) : "memory");
+}
+
 SF_DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Waits until at most `pending` of this lane's groups are under way.
 template <int pending> SF_DEVICE void copy_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory"); }
+
+// One of the arrivals that a barrier expects, when all copies of this lane so far are done.
+SF_DEVICE void copy_async_arrive(u32 bar) { asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory"); }
+
+// What lanes have copied or written is for products to see, which read as bulk copies write.
+SF_DEVICE void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // Sends 16 bytes to another CTA and counts them on its barrier: data and notice in one instruction, no cluster barrier needed.
 SF_DEVICE void store_async(u32 remote, Floats4 value, u32 remote_bar) {

@@ -20,7 +20,7 @@ SF_DEVICE void produce(const Operands& from, const Slots& slots, const Place& p,
     cta_sync();
     return;
   }
-  const Producer<Tile> producer(from, slots, p.lane, tile);
+  const Producer<Tile> producer(from, slots, p.lane, tile.shares_weights());
   producer.prefetch_maps();
   if (p.lane == 0) {
     slots.init();
@@ -40,7 +40,7 @@ SF_DEVICE void multiply_spans(Products& products, const Slots& slots, int lane, 
 #pragma unroll 1
   for (; unit + COUNT <= end; unit += COUNT)
     products.span<COUNT>(
-        slots, at, unit + COUNT < range.end, STREAM && unit + COUNT == end, [&](const Position& next) { barrier_wait(slots.full(next.slot), next.parity); },
+        slots, at, unit + COUNT < range.end, STREAM && unit + COUNT == end, [&](const Position& next) { slots.wait(next); },
         [&](int slot) { barrier_arrive_if(lane == 0, slots.free(slot)); });
 }
 

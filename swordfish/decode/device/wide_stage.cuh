@@ -6,6 +6,16 @@
 
 struct Range { int first, end; };  // of units
 
+// A slot to read and the parity of its filling.
+struct Position {
+  int slot = 0, parity = 0;
+
+  SF_DEVICE void advance() {
+    slot = slot + 1 == SLOTS ? 0 : slot + 1;
+    if (slot == 0) parity ^= 1;
+  }
+};
+
 // The slots of a CTA and their barriers.
 struct Slots {
   u32 shared;
@@ -14,21 +24,20 @@ struct Slots {
   SF_DEVICE u32 full(int i) const { return shared + FULL_AT + i * 8; }
   SF_DEVICE u32 free(int i) const { return shared + FREE_AT + i * 8; }
 
-  SF_DEVICE void init() const {
+  // `arrivals` fill a slot, that of the producer and those of others who bring tokens.
+  SF_DEVICE void init(int arrivals = 1) const {
     for (int i = 0; i < SLOTS; i++) {
-      barrier_init(full(i), 1);
+      barrier_init(full(i), arrivals);
       barrier_init(free(i), WARPS);
     }
   }
-};
 
-// A slot to read and the parity of its filling.
-struct Position {
-  int slot = 0, parity = 0;
-
-  SF_DEVICE void advance() {
-    slot = slot + 1 == SLOTS ? 0 : slot + 1;
-    if (slot == 0) parity ^= 1;
+  // Until a slot is filled.
+  SF_DEVICE void wait(const Position& at) const {
+    barrier_wait(full(at.slot), at.parity);
+#if SF_TOKENS_BY_LANES  // otherwise tensor copies
+    fence_proxy_async();
+#endif
   }
 };
 
@@ -52,10 +61,10 @@ template <class Tile> struct Producer {
   bool leader;  // the lane that issues copies
   u64 token_policy, weight_policy;
 
-  SF_DEVICE Producer(const Operands& operands, Slots to, int lane, const Tile& tile) : from(operands), slots(to), leader(lane == 0) {
+  SF_DEVICE Producer(const Operands& operands, Slots to, int lane, bool shares_weights) : from(operands), slots(to), leader(lane == 0) {
     token_policy = evict_last_policy();
     // Weights that no other CTA reads should leave L2 first.
-    weight_policy = tile.shares_weights() ? evict_normal_policy() : evict_first_policy();
+    weight_policy = shares_weights ? evict_normal_policy() : evict_first_policy();
   }
 
   SF_DEVICE void prefetch_maps() const {
@@ -89,13 +98,13 @@ template <class Tile> struct Producer {
     }
   }
 
- private:
-  // Announces all bytes of the stage, its tokens included. The single row of a channelwise weight travels with the first stage.
-  SF_DEVICE void request_weights(const Cursor<Tile>& at, int slot, bool first) const {
+  // Announces all bytes of the stage, its tokens included if they are requested here, too. The single row of a channelwise weight travels with the
+  // first stage.
+  SF_DEVICE void request_weights(const Cursor<Tile>& at, int slot, bool first, bool tokens = true) const {
     if (!leader) return;
     const u32 dst = slots.slot(slot), bar = slots.full(slot);
     const bool channel_row = CHANNELWISE && first;
-    barrier_expect(bar, ROWS_AT + ROW_KINDS * (SCALE_ROWS + channel_row) * ROW_BYTES);
+    barrier_expect(bar, ROWS_AT - (tokens ? 0 : WEIGHTS_AT) + ROW_KINDS * (SCALE_ROWS + channel_row) * ROW_BYTES);
     tensor_load(dst + WEIGHTS_AT, from.words, at.stage * (STAGE_BLOCKS * BLOCK_BYTES / 2048), at.tile.word_block(), bar, weight_policy);
 #pragma unroll
     for (int r = 0; r < SCALE_ROWS; r += SF_SCALE_ROWS) {
@@ -105,13 +114,14 @@ template <class Tile> struct Producer {
     if (channel_row) request_rows(at.tile, 0, slots.shared + CHANNEL_ROWS_AT, 1, bar);
   }
 
+  SF_DEVICE void request_tokens(const Cursor<Tile>& at, int slot) const {
+    if (leader) tensor_load(slots.slot(slot), from.x, at.tile.token_row(), at.stage * STAGE_BLOCKS, slots.full(slot), token_policy);
+  }
+
+ private:
   // Of scales, and of zero points behind all `rows` of them.
   SF_DEVICE void request_rows(const Tile& tile, int group, u32 dst, int rows, u32 bar) const {
     tensor_load(dst, from.scales, tile.scale_block(), tile.scale_row() + group, bar, weight_policy);
     if (SF_ZEROS) tensor_load(dst + rows * ROW_BYTES, from.zeros, tile.scale_block(), tile.scale_row() + group, bar, weight_policy);
-  }
-
-  SF_DEVICE void request_tokens(const Cursor<Tile>& at, int slot) const {
-    if (leader) tensor_load(slots.slot(slot), from.x, at.tile.token_row(), at.stage * STAGE_BLOCKS, slots.full(slot), token_policy);
   }
 };

@@ -27,7 +27,6 @@ constexpr int COLUMN_TILES = (N_PITCH + COLUMNS - 1) / COLUMNS;
 constexpr int STAGES = (SF_K + 63) / 64;
 constexpr int SLOTS = SF_SLOTS;
 constexpr int GATHER_WARPS = SF_SORTED ? 0 : 2;
-constexpr int TOGETHER = 16;  // blocks that take all columns before others of their expert do
 constexpr int REGISTERS = 216, OTHER_REGISTERS = 64;  // of threads that multiply, and of the others
 static_assert(32 * WARPS * REGISTERS + 128 * OTHER_REGISTERS <= THREADS * 168, "168 are what a thread is launched with");
 
@@ -47,97 +46,26 @@ SF_DEVICE Place place() {
 
 SF_DEVICE int first_row_block(const Place& p, int) { return p.part; }
 
-#include "tile_output.cuh"
-
-// A tile, in shared memory: two by turns.
-struct Known {
-  int of_expert, first, count, column;
-  Row row[TOKENS];
-  u32 source[TOKENS];  // where the token's row of x is, in 16 bytes
-
-  SF_DEVICE int expert() const { return of_expert; }
-  SF_DEVICE int start() const { return first; }
-  SF_DEVICE int rows() const { return count; }
-};
-
-// Shared memory: slots of 64 k (weights, then tokens: rows of 128 bytes, swizzled), barriers, two Known.
+// Shared memory: slots of 64 k (weights, then tokens: rows of 128 bytes, swizzled), barriers, what is known of two tiles.
 constexpr int WEIGHT_BYTES = COLUMNS * 128;
 constexpr int SLOT_BYTES = WEIGHT_BYTES + TOKENS * 128;
 constexpr int FULL_AT = SLOTS * SLOT_BYTES;  // barriers: a slot is filled,
-constexpr int FREE_AT = FULL_AT + SLOTS * 8;  // every warp has read it,
-constexpr int KNOWN_AT = FREE_AT + SLOTS * 8;  // a Known is there,
-constexpr int USED_AT = KNOWN_AT + 2 * 8;  // every warp has used it
-constexpr int TILES_AT = USED_AT + 2 * 8;
-static_assert(SLOT_BYTES % 1024 == 0 && TOKENS % 16 == 0 && TILES_AT % 16 == 0, "swizzled rows, two warps that bring them; words of 16 bytes");
-static_assert(TILES_AT + 2 * sizeof(Known) == SF_SHARED_BYTES, "the host and the kernel disagree about shared memory");
+constexpr int FREE_AT = FULL_AT + SLOTS * 8;  // every warp has read it
+constexpr int TILES_AT = FREE_AT + SLOTS * 8;
+constexpr int USERS = WARPS + 1 + GATHER_WARPS;
+static_assert(SLOT_BYTES % 1024 == 0 && TOKENS % 16 == 0, "swizzled rows, two warps that bring them");
 
-extern __shared__ __align__(1024) u8 shared_memory[];
+#include "tile_output.cuh"
+static_assert(TILES_END == SF_SHARED_BYTES, "the host and the kernel disagree about shared memory");
 
-SF_DEVICE Known& known(int i) { return ((Known*)(shared_memory + TILES_AT))[i]; }
-
-// A place in a ring of `size`, and the parity of its filling.
-template <int size> struct Position {
+// A place in the ring, and the parity of its filling.
+struct Position {
   int slot = 0, parity = 0;
 
   SF_DEVICE void advance() {
-    if (++slot == size) slot = 0, parity ^= 1;
+    if (++slot == SLOTS) slot = 0, parity ^= 1;
   }
 };
-
-// The tiles of this CTA: numbers `first`, `first + gridDim.x`, ... below `end`.
-struct Tiles {
-  int first, end;
-
-  SF_DEVICE Tiles(const int* begins, int count) {
-    first = load_fresh(begins) * COLUMN_TILES + blockIdx.x;
-    end = load_fresh(begins + count) * COLUMN_TILES;
-  }
-};
-
-// What every role walks along: its tiles as they become known.
-struct Walk {
-  Tiles tiles;
-  u32 shared;
-  int lane;
-  int index;
-  Position<2> at;
-
-  SF_DEVICE Walk(Tiles all, u32 shared_at, int own_lane) : tiles(all), shared(shared_at), lane(own_lane), index(all.first) {}
-  SF_DEVICE bool more() const { return index < tiles.end; }
-  SF_DEVICE const Known& tile() const {
-    barrier_wait(shared + KNOWN_AT + at.slot * 8, at.parity);
-    return known(at.slot);
-  }
-  SF_DEVICE void used() const {  // by the whole warp
-    warp_sync();
-    barrier_arrive_if(lane == 0, shared + USED_AT + at.slot * 8);
-  }
-  SF_DEVICE void advance() {
-    index += gridDim.x;
-    at.advance();
-  }
-};
-
-SF_DEVICE void look_up(const Routing& routing, const float* router_weights, int top_k, i64 x_stride, Tiles tiles, u32 shared, int lane) {
-  Position<2> at;
-  at.parity = 1;  // both are free
-#pragma unroll 1
-  for (int index = tiles.first; index < tiles.end; index += gridDim.x) {
-    const ExpertTile<TOKENS, COLUMN_TILES, TOGETHER> tile(routing, index);
-    const int rows = tile.rows();
-    barrier_wait(shared + USED_AT + at.slot * 8, at.parity);
-    Known& to = known(at.slot);
-    if (lane == 0) to.of_expert = tile.group.expert, to.first = tile.start(), to.count = rows, to.column = tile.column;
-#pragma unroll 2
-    for (int row = lane; row < TOKENS && (SF_ROUTER || !SF_GATED || !SF_SORTED); row += 32) {
-      const int pair = routing.pair(tile.start() + min(row, rows - 1));  // beyond the block its last row, whose products are not stored
-      to.row[row] = {pair, SF_ROUTER ? router_weights[pair] : 1.0f};
-      if (!SF_SORTED) to.source[row] = (u32)(pair / top_k * x_stride);
-    }
-    barrier_arrive_if(true, shared + KNOWN_AT + at.slot * 8);
-    at.advance();
-  }
-}
 
 // 64 k of the columns of a tile, 64 k to a row, 16 rows to a run, even runs before odd ones.
 SF_DEVICE void load_weights(u32 slot, const TensorMap& map, int pair_of_runs, int k_block, u32 bar) {
@@ -147,7 +75,7 @@ SF_DEVICE void load_weights(u32 slot, const TensorMap& map, int pair_of_runs, in
 SF_DEVICE void fill_ring(const TensorMap& weights, const TensorMap& x, int first_expert, Walk walk) {
   const u64 policy = evict_normal_policy();
   const u32 shared = walk.shared;
-  Position<SLOTS> at;
+  Position at;
   at.parity = 1;  // slots begin free
 #pragma unroll 1
   for (; walk.more(); walk.advance()) {
@@ -170,7 +98,7 @@ SF_DEVICE void fill_ring(const TensorMap& weights, const TensorMap& x, int first
 
 // The copies of this lane are for products to see, which read as bulk copies write.
 SF_DEVICE void announce(u32 bar) {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  fence_proxy_async();
   barrier_arrive_if(true, bar);
 }
 
@@ -179,7 +107,7 @@ SF_DEVICE void gather(const u8* x, int half, Walk walk) {
   constexpr int ROWS = TOKENS / 2, STEPS = ROWS / 4;
   const u32 shared = walk.shared;
   const int lane = walk.lane, first = half * ROWS + lane / 8;
-  Position<SLOTS> at;
+  Position at;
   at.parity = 1;
   u32 before = 0;  // the full barrier of the stage before
 #pragma unroll 1
@@ -215,7 +143,7 @@ SF_DEVICE void multiply(const Place& p, const u16* bias, void* out, Walk walk) {
   // Of the warpgroup's even runs; its odd ones are COLUMNS / 2 rows further on.
   const u64 weights = wgmma_descriptor(shared + p.group * 64 * 128), tokens = wgmma_descriptor(shared + WEIGHT_BYTES);
   float total[TILES][TOKENS / 2];
-  Position<SLOTS> at;
+  Position at;
 #pragma unroll 1
   for (; walk.more(); walk.advance()) {
     u32 before = 0;  // the free barrier of the stage before
@@ -243,7 +171,7 @@ SF_DEVICE void multiply(const Place& p, const u16* bias, void* out, Walk walk) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-experts_dense(const __grid_constant__ TensorMap weights, const __grid_constant__ TensorMap x_rows, const u8* x, i64 x_stride, const u16* bias, void* out,
+experts_dense(const __grid_constant__ TensorMap weights, const __grid_constant__ TensorMap x_rows, const u8* x, u32 x_stride, const u16* bias, void* out,
               const int* schedule, const int* order, const int* begins, const float* router_weights, int first, int count, int top_k) {
   const Place p = place();
   const u32 shared = shared_address(shared_memory);
@@ -252,20 +180,17 @@ experts_dense(const __grid_constant__ TensorMap weights, const __grid_constant__
       barrier_init(shared + FULL_AT + i * 8, 1 + 32 * GATHER_WARPS);
       barrier_init(shared + FREE_AT + i * 8, WARPS);
     }
-    for (int i = 0; i < 2; i++) {
-      barrier_init(shared + KNOWN_AT + i * 8, 32);
-      barrier_init(shared + USED_AT + i * 8, WARPS + 1 + GATHER_WARPS);
-    }
+    init_tiles(shared);
     fence_barrier_init();
   }
   cta_sync();
   wait_for_previous_kernel();
   launch_dependents();
-  const Walk walk(Tiles(begins, count), shared, p.lane);
+  const Walk walk(shared, p.lane, load_fresh(begins) * COLUMN_TILES, load_fresh(begins + count) * COLUMN_TILES);
   if (p.warp >= WARPS) {
     give_registers<OTHER_REGISTERS>();
     if (p.warp == WARPS) fill_ring(weights, x_rows, first, walk);
-    if (p.warp == WARPS + 1) look_up({schedule, order, nullptr, nullptr, 0, 0}, router_weights, top_k, x_stride, walk.tiles, shared, p.lane);
+    if (p.warp == WARPS + 1) look_up({schedule, order, nullptr, nullptr, 0, 0}, router_weights, top_k, x_stride, walk);
     if (GATHER_WARPS && p.warp >= WARPS + 2) gather(x, p.warp - WARPS - 2, walk);
   } else {
     take_registers<REGISTERS>();

@@ -1,14 +1,11 @@
 // From the sums of a block of rows to the output, for kernels whose lanes hold them as wgmma and mma.sync leave them: a lane has rows (weight
 // columns) c and 8 + c, tokens 2t and 2t + 1 of each 8x8 matrix; tile i + 1 of a warp are the 16 columns behind tile i.
 //
-// The includer says what a tile is: TOKENS, TILES, COLUMNS, N_PITCH, Place and first_row_block (wide_shape.cuh), and in SF_UNIT_INVERSE
+// The includer says what a tile is: TILES, COLUMNS, N_PITCH, Place and first_row_block (wide_shape.cuh), and in SF_UNIT_INVERSE
 // what sums are multiplied by.
 #pragma once
 #include "activation.cuh"
-#include "routing.cuh"
-
-// Known long before the output: loads on the way there would wait for each other.
-struct alignas(8) Row { int pair; float weight; };
+#include "tiles.cuh"
 
 struct Output {
   const Row* kept;  // of the block, in shared memory
