@@ -239,6 +239,12 @@ SPANS = {
     ),
     "one tile in place": (24, {}, {"tokens": 24, "tiles": 1, "in_place": True, "span": 2}),
     "two halves": (128, {"bits": 8}, {"tokens": 128, "tiles": 1, "slots": 3, "split": 2, "span": 3}),
+    "two halves of 144": (150, {}, {"tokens": 144, "tiles": 1, "slots": 3, "span": 3}),
+    "144 in place": (
+        150,
+        {"zeros": "integer"},
+        {"tokens": 144, "tiles": 2, "warpgroups": 2, "slots": 3, "in_place": True, "ctas": 2, "span": 4},
+    ),
     "two halves, g64": (
         112,
         {"group_size": 64, "zeros": "integer", "bias": True},

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from swordfish.decode.choose_wide import MAX_TOKENS, TOKEN_BUCKETS, choose_wide
+from swordfish.decode.choose_wide import ONE_TILE, TOKEN_BUCKETS, choose_wide
 from swordfish.errors import ArgumentError
 from swordfish.runtime import DeviceProps
 from swordfish.scheme import Scheme
@@ -36,13 +36,15 @@ def test_every_choice_fits(arch: str, scheme: Scheme) -> None:
         assert -(-m // config.tokens) <= -(-m // 64) and reason
 
 
-@pytest.mark.parametrize("m", range(1, MAX_TOKENS + 1))
+@pytest.mark.parametrize("m", range(1, ONE_TILE + 1))
 def test_smallest_bucket(m: int) -> None:
     config, _ = choose_wide(m, 4096, 4096, Scheme(4, 128, "bfloat16"), DeviceProps.for_target("sm_90a"))
     assert config.tokens == min(t for t in TOKEN_BUCKETS if t >= m)
 
 
-@pytest.mark.parametrize(("m", "tokens"), [(129, 80), (130, 80), (192, 96), (257, 96), (1024, 128)])
+@pytest.mark.parametrize(
+    ("m", "tokens"), [(129, 80), (130, 80), (192, 96), (257, 144), (1024, 128), (1025, 144), (1152, 144)]
+)
 def test_more_rows_make_even_tiles(m: int, tokens: int) -> None:
     config, _ = choose_wide(m, 4096, 4096, Scheme(4, 128, "bfloat16"), DeviceProps.for_target("sm_90a"))
     assert config.tokens == tokens
@@ -50,7 +52,7 @@ def test_more_rows_make_even_tiles(m: int, tokens: int) -> None:
 
 @pytest.mark.parametrize(
     ("m", "n", "tokens"),
-    [(384, 4096, 96), (300, 4096, 80), (512, 4096, 128), (384, 8192, 128), (128, 4096, 128)],
+    [(384, 4096, 96), (300, 4096, 80), (512, 4096, 128), (384, 28672, 128), (128, 4096, 128)],
 )
 def test_more_tiles_where_they_fill_a_wave(m: int, n: int, tokens: int) -> None:
     config, _ = choose_wide(m, n, 4096, Scheme(4, 128, "bfloat16"), DeviceProps.for_target("sm_90a"))

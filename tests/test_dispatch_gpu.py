@@ -17,7 +17,7 @@ from tests.backends import exact, quantised
 pytestmark = pytest.mark.gpu
 
 GRAPH_ROWS = [1 << i for i in range(10)]
-ROWS = [1, 2, 8, 9, 16, 17, 48, 64, 65, 96, 128, 129, 192, 256, 257, 511, 1024, 2500, 4100]
+ROWS = [1, 2, 8, 9, 16, 17, 48, 64, 65, 96, 128, 129, 144, 145, 256, 257, 511, 1025, 2500, 4100]
 
 SCHEMES: list[dict[str, Any]] = [
     {},

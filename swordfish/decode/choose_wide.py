@@ -8,6 +8,7 @@ is written tiles x warpgroups.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import inf
 
 from swordfish.decode.wide import PART_TOKENS, WideConfig
 from swordfish.errors import ArgumentError
@@ -16,11 +17,27 @@ from swordfish.scheme import CHANNELWISE, Scheme
 
 __all__ = ["MAX_TOKENS", "TOKEN_BUCKETS", "choose_wide"]
 
-TOKEN_BUCKETS = (8, 16, 24, 32, 48, 64, 80, 96, 112, 128)
+TOKEN_BUCKETS = (8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 144)
 """Token counts for which kernels are compiled: products cost time in proportion from 32 tokens on."""
 
 MAX_TOKENS = TOKEN_BUCKETS[-1]
-"""Rows of a tile. More rows make several tiles, in one launch."""
+"""Rows of a tile. More rows make several tiles, in one launch. With 160 rows tiles of 256 columns spill."""
+
+ONE_TILE = 128
+"""Rows that make one tile, whatever it costs."""
+
+ROWS_OF_TILES = (MAX_TOKENS, ONE_TILE, PART_TOKENS)
+"""Rows of a tile, at most, among which many rows choose. Others would be more kernels for little: with all
+numbers of tiles 1.006 instead of 1.007 of the fastest (TILE_COST)."""
+
+TILE_COST = 5120
+"""What a tile costs besides its rows times columns, in the same unit."""
+
+STREAM_COST = 1.15
+"""What equal parts take longer than the same work in whole tiles. These two numbers choose well: of 112 cases
+of 129 to 2,560 rows (17 on five shapes with int4, 10 on three with int8), each timed with up to four numbers
+of tiles, they miss the fastest one by 0.7 % in geometric mean, by 10 % at most; tiles of 128 rows miss it by
+5 % (int4), at most by 31 %."""
 
 LARGEST_SPLIT = 8
 """CTAs of a cluster that every device can run."""
@@ -69,7 +86,7 @@ class _Cut:
 def choose_wide(m: int, n: int, k: int, scheme: Scheme, props: DeviceProps) -> tuple[WideConfig, str]:
     """The configuration for ``m`` rows of a ``[k, n]`` weight (``k`` in packed rows), and why.
 
-    Rows beyond what registers allow make several tiles, as even as possible.
+    Rows beyond what registers allow make several tiles, as even as possible; as many as cost least.
 
     Raises:
         ArgumentError: ``m`` is not positive.
@@ -77,13 +94,45 @@ def choose_wide(m: int, n: int, k: int, scheme: Scheme, props: DeviceProps) -> t
     if m < 1:
         raise ArgumentError("m", m, "1 or more")
     columns = -(-n // 64)
+    most = _most_tokens(scheme, props)
+    row_tiles = -(-m // most)
+    if m <= ONE_TILE or props.arch != "sm_90a" or most < ONE_TILE:
+        return _with_row_tiles(row_tiles, m, columns, k, scheme, props)
+    found = [
+        _with_row_tiles(tiles, m, columns, k, scheme, props)
+        for tiles in dict.fromkeys(-(-m // rows) for rows in ROWS_OF_TILES)
+    ]
+    return min(found, key=lambda choice: _cost(choice[0], m, columns, props.sm_count))
+
+
+def _most_tokens(scheme: Scheme, props: DeviceProps) -> int:
+    """Rows of a tile, as far as registers reach."""
     wgmma = props.arch == "sm_90a"
     # Offsets need the sums of the tokens as well, and registers for them are there up to 64 tokens; so it is
     # with the two sets of sums of int8 and mma.sync (128 tokens spill 268 bytes).
-    most = 64 if scheme.zeros == "offset" or (scheme.bits == 8 and not wgmma) else MAX_TOKENS
-    if not wgmma and 0 < scheme.group_size < 128:
-        most = min(most, 96)  # two groups in a stage: 112 tokens spill 80 bytes
-    row_tiles = _row_tiles(m, columns, props.sm_count) if wgmma and most == MAX_TOKENS else -(-m // most)
+    if scheme.zeros == "offset" or (scheme.bits == 8 and not wgmma):
+        return 64
+    if wgmma:
+        return MAX_TOKENS
+    return 96 if 0 < scheme.group_size < 128 else ONE_TILE  # two groups in a stage: 112 tokens spill 80 bytes
+
+
+def _cost(config: WideConfig, m: int, columns: int, sms: int) -> float:
+    """Of many rows, in rows by columns that a CTA goes through; infinite for what never pays."""
+    tiles = -(-m // config.tokens) * -(-columns * 64 // config.columns) * config.split
+    if config.slots < 3 and config.tokens > ONE_TILE:
+        return inf  # int8, M = 288 on 4096 x 4096: 27.7, with 96 rows and six slots 19.3
+    if config.tokens <= PART_TOKENS and (config.ctas or tiles > sms):
+        return inf  # low tiles are for filling one wave
+    waves = tiles / sms * STREAM_COST if config.ctas else -(-tiles // sms) / config.split
+    return waves * (config.tokens * config.columns + TILE_COST)
+
+
+def _with_row_tiles(
+    row_tiles: int, m: int, columns: int, k: int, scheme: Scheme, props: DeviceProps
+) -> tuple[WideConfig, str]:
+    """The configuration for so many tiles of rows."""
+    wgmma = props.arch == "sm_90a"
     tokens = next(t for t in TOKEN_BUCKETS if t * row_tiles >= m)
     blocks, work = columns * row_tiles, tokens * row_tiles * columns * k * 64
     if not wgmma:
@@ -137,8 +186,10 @@ def _many_tokens(
     if tiles >= 2 * props.sm_count and row_tiles == 1:
         # M = 80, 112 and 128 on 8192 x 57344: 138, 178 and 195; without spans 142, 182 and 200. At 96 tokens
         # 156, but 153 with tiles of 128 columns (at 80 144).
-        if 80 < tokens <= PART_TOKENS:
+        if 80 < tokens <= PART_TOKENS or (bits == 8 and tokens > ONE_TILE):
             return _Cut(1, 2, 128, 1, 6, stream=True, span=4), narrow
+        if tokens > ONE_TILE:
+            return _Cut(2, 2, 128, 1, 4, in_place=True, stream=True, span=4), wide
         return _Cut(2, 2, 256, 1, 2, in_place=True, stream=True, span=2), wide
     # Short stages leave the ring deep: 26.9 on 8192 x 8192 at M = 128, stages of 256 k 30.4.
     if tiles <= props.sm_count // 2:
@@ -167,17 +218,6 @@ def _many_tokens(
     return _many_rows(tokens, tiles, -(-columns // 4) * row_tiles, k, bits, props.sm_count)
 
 
-def _row_tiles(m: int, columns: int, sms: int) -> int:
-    """Tiles of rows, as few as there can be. But up to 96 rows two parts of the sums take turns, so that more
-    tiles are worth it where they fill a wave that few do not."""
-    few, more = -(-m // MAX_TOKENS), -(-m // PART_TOKENS)
-    pairs = -(-columns // 2)
-    # M = 384 on 4096 x 4096 and 14336 x 4096: 19.9 and 62.2, int8 21.6 and 72.7; three tiles 23.3 and 71.5,
-    # 26.2 and 76.2.
-    fill = FULL_WAVES * sms <= pairs * more <= sms
-    return more if few > 1 and fill and pairs * few < FULL_WAVES * sms else few
-
-
 def _many_rows(tokens: int, tiles: int, wide: int, k: int, bits: int, sms: int) -> tuple[_Cut, str]:
     """More rows than a tile has: ``tiles`` of 128 columns, or ``wide`` ones of 256 with one set of sums.
 
@@ -195,6 +235,9 @@ def _many_rows(tokens: int, tiles: int, wide: int, k: int, bits: int, sms: int) 
     even_narrow, even_broad = (replace(cut, stream=True, always=True) for cut in (narrow, broad))
     wide_waves, waves = -(-wide // sms), -(-tiles // sms)
     two, one = "128 share their tokens", "256 share their tokens, one set of sums"
+    whole = (fill(tiles) and waves <= 2) or (0.7 * sms <= tiles <= sms and k < SHORT_K)
+    if bits == 8 and tokens > ONE_TILE:  # 256 columns spill 188 bytes
+        return (narrow if whole else even_narrow), two
     if wide_waves >= 4:
         # M = 640, 1024, 2048 on 4096 x 28672: 229, 372, 731 | 251, 386, 789; whole tiles 263, 378, 762 | 287,
         # 395, 813; of 128 columns 230, 376, 726 | 253, 400, 798.
@@ -203,7 +246,7 @@ def _many_rows(tokens: int, tiles: int, wide: int, k: int, bits: int, sms: int) 
         # M = 1024 on 4096 x 4096, 14336 x 4096 and 8192 x 8192: 50.4, 173, 205 | 53.3, 189, 216; equal parts
         # 59.5, 182, 211 | 63.9, 199, 221; 128 columns 53.6, 183, 209 | 58.9, 199, 225.
         return broad, one
-    if (fill(tiles) and waves <= 2) or (0.7 * sms <= tiles <= sms and k < SHORT_K):
+    if whole:
         # M = 512 on 4096 x 4096 and 14336 x 4096: 24.8, 88.6 | 28.6, 94.6; in equal parts 30.3, 94.0 | 33.6,
         # 102, without spans 26.7, 92.0 | 30.0, 98.5. M = 256 on 4096 x 6144, 0.73 of a wave: 24.6 | 25.9 and
         # 26.2 | 28.3 in equal parts. Three waves, 4096 x 4096 at M = 1536, are level.

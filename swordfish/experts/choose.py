@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from swordfish.decode.choose_wide import TOKEN_BUCKETS
+from swordfish.decode.choose_wide import ONE_TILE, TOKEN_BUCKETS
 from swordfish.decode.ring import RingConfig
 from swordfish.decode.wide import WideConfig
 from swordfish.errors import ArgumentError
@@ -27,10 +27,6 @@ ExpertConfig: TypeAlias = "ExpertRing | ExpertWide | ExpertDense | ExpertGrouped
 
 ROW_BUCKETS = (1, 2, 4, 8, 16)
 """Rows of a block for which ring kernels are compiled."""
-
-WIDE_BUCKETS = (*TOKEN_BUCKETS, 144)
-"""The same of wide ones. 144: qwen1.5 and qwen3 gate_up at M = 4096, 273 and 256 rows an expert in mostly two
-blocks, take 314 and 359, in three blocks of 96 rows 329 and 387."""
 
 MOST_SPAN = 8
 """Stages of a span, at most: 16 take 441 where 8 take 398 (qwen3 gate_up at M = 4096)."""
@@ -183,18 +179,22 @@ def _products(shape: LayerShape) -> Sequence[tuple[int, int, Scheme]]:
 
 def _buckets(shape: LayerShape, props: DeviceProps) -> list[int]:
     """Rows of a block to choose from. Offsets, and all sums without wgmma, need registers for more than
-    products, as in the dense kernel (decode/choose_wide.py)."""
-    wide_from, most = first_wide_rows(props), WIDE_BUCKETS[-1]
+    products, as in the dense kernel (decode/choose_wide.py).
+
+    With int4 144 rows: qwen1.5 and qwen3 gate_up at M = 4096, 273 and 256 rows an expert in mostly two
+    blocks, take 314 and 359, in three blocks of 96 rows 329 and 387.
+    """
+    wide_from, most = first_wide_rows(props), TOKEN_BUCKETS[-1]
     for _, _, scheme in _products(shape):
         if scheme.zeros == "offset":
             most = min(most, 32)
         elif props.arch != "sm_90a":
             most = min(most, 48)
         elif scheme.bits == 8:
-            most = min(most, TOKEN_BUCKETS[-1])  # more spill
+            most = min(most, ONE_TILE)  # more spill
     return [
         *(r for r in ROW_BUCKETS if r < wide_from),
-        *(t for t in WIDE_BUCKETS if wide_from <= t <= most),
+        *(t for t in TOKEN_BUCKETS if wide_from <= t <= most),
     ]
 
 
