@@ -197,9 +197,9 @@ def shape_of(model: str, bits: int = 4) -> LayerShape:
     [
         ("qwen1.5", 4, 1600),
         ("qwen3", 4, 1600),
-        ("qwen3", 8, 1450),
-        ("mixtral", 4, 4800),
-        ("mixtral", 8, 3400),
+        ("qwen3", 8, 1500),
+        ("mixtral", 4, 4600),
+        ("mixtral", 8, 2900),
     ],
 )
 def test_dense_from_rows_of_an_expert(model: str, bits: int, least: int) -> None:

@@ -25,8 +25,8 @@ def dense_rows(products: Sequence[ProductShape]) -> tuple[int, str]:
     """
     eight = any(scheme.bits == 8 for _, _, scheme in products)
     if any(k < SHORT_K for k, _, _ in products):
-        return (1450 if eight else 1600), "they make up for dequantising, with a short K sooner"
-    return (3400 if eight else 4800), "they make up for dequantising"
+        return (1500 if eight else 1600), "they make up for dequantising, with a short K sooner"
+    return (2900 if eight else 4600), "they make up for dequantising"
 
 
 def choose_dense(props: DeviceProps) -> ExpertDense:
