@@ -8,14 +8,17 @@ Inputs come from numpy's MT19937, which gives the same numbers everywhere.
 from __future__ import annotations
 
 import argparse
+import ast
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 import swordfish as sf
+from swordfish.calls import DecodeCall
+from swordfish.decode import DecodeConfig, RingConfig, WideConfig
 
-__all__ = ["CASES", "Case", "operands", "run"]
+__all__ = ["CASES", "Case", "chosen", "operands", "parse", "run"]
 
 
 @dataclass(frozen=True)
@@ -90,11 +93,28 @@ def operands(case: Case) -> tuple[torch.Tensor, sf.PackedWeight]:
     return x, w
 
 
-def run(case: Case, device: str) -> np.ndarray:
-    """The result as 16-bit patterns, uint16 ``[m, n]``."""
+def run(case: Case, config: DecodeConfig, arch: str, device: str = "cpu") -> np.ndarray:
+    """The result of a configuration as 16-bit patterns, uint16 ``[m, n]``."""
     x, w = operands(case)
-    y = sf.mm(x.to(device), w.to(device))
+    x, w = x.to(device), w.to(device)
+    y = torch.empty(case.m, case.n, dtype=x.dtype, device=device)
+    call = DecodeCall(config, w.scheme, case.m, w.packed_k, case.n, bias=case.bias, arch=arch)
+    call(x, w, w.bias, y)
     return y.cpu().view(torch.int16).numpy().view(np.uint16)
+
+
+def chosen(case: Case, device: str = "cpu") -> DecodeConfig:
+    """The configuration that dispatch takes there."""
+    config = sf.explain(operands(case)[1].to(device), case.m).config
+    assert isinstance(config, RingConfig | WideConfig)
+    return config
+
+
+def parse(text: str) -> DecodeConfig:
+    """``str`` of a configuration undone."""
+    kind, fields = text.rstrip(")").split("(")
+    values = {name: ast.literal_eval(value) for name, value in (f.split("=") for f in fields.split(", "))}
+    return {"ring": RingConfig, "wide": WideConfig}[kind](**values)
 
 
 def main() -> None:
@@ -103,10 +123,9 @@ def main() -> None:
     )
     parser.add_argument("--out", required=True)
     args = parser.parse_args()
-    results = {case.name: run(case, "cuda") for case in CASES}
-    configs = {
-        f"config:{c.name}": np.array(str(sf.explain(operands(c)[1].to("cuda"), c.m).config)) for c in CASES
-    }
+    found = {case: chosen(case, "cuda") for case in CASES}
+    results = {case.name: run(case, config, "sm_90a", "cuda") for case, config in found.items()}
+    configs = {f"config:{case.name}": np.array(str(config)) for case, config in found.items()}
     np.savez_compressed(args.out, device=np.array(torch.cuda.get_device_name()), **results, **configs)
     print(f"{len(results)} results on {torch.cuda.get_device_name()}")
 
