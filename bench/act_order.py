@@ -22,7 +22,7 @@ import torch
 import swordfish as sf
 from bench.adapters.swordfish import Swordfish
 from bench.data import activations, check, random_weight, reference
-from bench.device import describe_device, versions
+from bench.device import save
 from bench.harness import (
     Contender,
     CudaBackend,
@@ -193,14 +193,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = [linear(shape, m, options.rounds) for shape in parse_shapes(options.shapes) for m in ms]
     for name in options.models.split(","):
         rows += experts(MODELS[name], parse_ints(options.tokens), options.rounds)
-    if options.out:
-        document = {
-            "schema": "swordfish-bench-act-order/1",
-            "device": describe_device(torch.cuda.current_device()),
-            "versions": versions(),
-            "rows": rows,
-        }
-        options.out.write_text(json.dumps(document, indent=1, default=str) + "\n", encoding="utf-8")
+    save(options.out, "swordfish-bench-act-order/1", rows)
     print(table(rows))
     return 1 if any(row["error"] for row in rows) else 0
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import platform
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from swordfish.tune.timing import CudaBackend
 
-__all__ = ["ClockReader", "copy_bandwidth", "describe_device", "versions"]
+__all__ = ["ClockReader", "copy_bandwidth", "describe_device", "save", "versions"]
 
 PACKAGES = ("torch", "triton", "cuda-core", "cuda-bindings", "nvidia-cuda-nvrtc", "humming-kernels", "vllm")
 QUERY = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu")
@@ -121,3 +123,13 @@ def copy_bandwidth(bytes_moved: int = 4 << 30, repeats: int = 10) -> float:
     end = clock.mark()
     clock.synchronize()
     return bytes_moved * repeats / (clock.elapsed_us(start, end) * 1e6)
+
+
+def save(path: Path | None, schema: str, rows: Sequence[dict[str, Any]], **more: Any) -> None:
+    """Rows measured on the current CUDA device as JSON, with what they were measured on; nothing without a
+    path."""
+    if path is None:
+        return
+    device = describe_device(torch.cuda.current_device())
+    document = {"schema": schema, "device": device, "versions": versions(), **more, "rows": rows}
+    path.write_text(json.dumps(document, indent=1, default=str) + "\n", encoding="utf-8")

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import math
 import sys
 import time
@@ -23,7 +22,7 @@ import torch
 
 from bench.adapters.humming_moe import HummingExperts
 from bench.data import check
-from bench.device import ClockReader, describe_device, versions
+from bench.device import ClockReader, save
 from bench.harness import Contender, CudaBackend, clone_state, measure
 from bench.moe_data import MODELS, MoeShape, reference_products
 from bench.moe_layers import ROUTES, SILU, ColdLayers
@@ -233,15 +232,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{name}: ready after {time.perf_counter() - start:.0f} s", flush=True)
         for m in ms:
             rows += session.run(m)
-            if options.out:
-                document = {
-                    "schema": "swordfish-bench-moe/1",
-                    "device": describe_device(torch.cuda.current_device()),
-                    "versions": versions(),
-                    "arguments": {key: str(value) for key, value in vars(options).items() if key != "out"},
-                    "rows": rows,
-                }
-                options.out.write_text(json.dumps(document, indent=1, default=str) + "\n", encoding="utf-8")
+            arguments = {key: str(value) for key, value in vars(options).items() if key != "out"}
+            save(options.out, "swordfish-bench-moe/1", rows, arguments=arguments)
         del session
     for what in ("sum", "both"):
         ratios = _ratios(rows, what)

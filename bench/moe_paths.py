@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from bench.device import describe_device, versions
+from bench.device import save
 from bench.harness import Contender, CudaBackend, measure
 from bench.moe_data import MODELS, MoeShape, hidden_states, random_experts, routes
 from bench.moe_layers import SILU
@@ -177,14 +177,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             at = crossing([(row["rows"], row["us"]["decode"], row["us"]["dense"]) for row in found])
             told = "nowhere" if at is None else f"from {at:.0f} rows an expert on"
             print(f"{name} int{bits}: dense is faster {told}", flush=True)
-            if options.out:
-                document = {
-                    "schema": "swordfish-bench-moe-paths/1",
-                    "device": describe_device(torch.cuda.current_device()),
-                    "versions": versions(),
-                    "rows": rows,
-                }
-                options.out.write_text(json.dumps(document, indent=1, default=str) + "\n", encoding="utf-8")
+            save(options.out, "swordfish-bench-moe-paths/1", rows)
             del paths
             torch.cuda.empty_cache()
     return 1 if any(row["error"] for row in rows) else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,10 +12,11 @@ import torch
 import swordfish as sf
 from swordfish.emulator import Report
 from swordfish.emulator import run as emulate
-from swordfish.experts import ACTIVATIONS, Activation, ExpertWeights, plan_layer
+from swordfish.experts import ACTIVATIONS, Activation, ExpertPlan, ExpertWeights, plan_layer
+from swordfish.experts.choose import ExpertConfig
 from swordfish.experts.grouped import ExpertGrouped
 from swordfish.experts.kernels import Product
-from swordfish.experts.layer import layer_sources
+from swordfish.experts.layer import launch_layer, layer_sources
 from swordfish.experts.routing import sort_pairs
 from swordfish.runtime.device import device_props
 from swordfish.runtime.launch import _for_emulator
@@ -28,6 +30,7 @@ __all__ = [
     "MoeLayer",
     "assert_layer",
     "compile_ahead",
+    "launch_products",
     "layer",
     "permuted_copies",
     "routing",
@@ -99,7 +102,7 @@ class MoeLayer:
 
 
 def _rounded_product(x: torch.Tensor, w: sf.PackedWeight) -> torch.Tensor:
-    return exact(x, w) if config_of(w).scales_results else x.double() @ sf.dequantize(w).double()
+    return exact(x, w) if config_of(w).scales_results else _dense_product(x, w)
 
 
 def _dense_product(x: torch.Tensor, w: sf.PackedWeight) -> torch.Tensor:
@@ -108,6 +111,33 @@ def _dense_product(x: torch.Tensor, w: sf.PackedWeight) -> torch.Tensor:
 
 def _biased(y: torch.Tensor, w: sf.PackedWeight) -> torch.Tensor:
     return y if w.bias is None else y + w.bias.double()
+
+
+def launch_products(
+    made: MoeLayer,
+    config: ExpertConfig,
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    ids: torch.Tensor,
+    *,
+    arch: str,
+    device: str = "cpu",
+    activation: str | Activation = "silu",
+    expert_map: torch.Tensor | None = None,
+    weight_on_input: bool = False,
+    narrow: bool = False,
+) -> torch.Tensor:
+    """A layer with both products in one configuration; operands and result on the CPU."""
+    act = activation if isinstance(activation, Activation) else ACTIVATIONS[activation]
+    there = made.to(device)
+    out = torch.full((x.shape[0], made.w2.shape[1]), math.nan, dtype=x.dtype, device=device)
+    plan = ExpertPlan("experts", config, config, False, "", narrow)
+    map_there = None if expert_map is None else expert_map.to(device)
+    launch_layer(
+        plan, x.to(device), there.w13, there.w2, weights.to(device), ids.to(device), map_there, act, out,
+        arch, weight_on_input=weight_on_input,
+    )  # fmt: skip
+    return out.cpu()
 
 
 def layer(experts: int, hidden: int, intermediate: int, *, seed: int = 0, **scheme: Any) -> MoeLayer:

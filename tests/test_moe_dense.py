@@ -5,19 +5,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 import swordfish as sf
 from swordfish.errors import ArgumentError
-from swordfish.experts import ACTIVATIONS, Activation, ExpertPlan, moe, operators, plan_layer
+from swordfish.experts import Activation, moe, operators, plan_layer
 from swordfish.experts import dense as experts_dense
 from swordfish.experts.ahead import without_memory
 from swordfish.experts.choose import LayerShape, plan_experts
 from swordfish.experts.dense import WEIGHT_BYTES, ExpertDense, dense_bytes, experts_at_a_time
 from swordfish.experts.kernels import ExpertWide
-from swordfish.experts.layer import launch_layer, weight_bytes, workspace_bytes
+from swordfish.experts.layer import weight_bytes, workspace_bytes
 from swordfish.experts.operators import MAX_DENSE_WORKSPACE, MAX_WORKSPACE, divide
 from swordfish.experts.routing import sort_pairs
 from swordfish.runtime.device import DeviceProps
@@ -28,6 +29,7 @@ from tests.moe_layers import (
     MoeLayer,
     assert_layer,
     compile_ahead,
+    launch_products,
     layer,
     permuted_copies,
     routing,
@@ -48,24 +50,12 @@ def run(
     weights: torch.Tensor,
     ids: torch.Tensor,
     *,
-    activation: str | Activation = "silu",
-    expert_map: torch.Tensor | None = None,
-    weight_on_input: bool = False,
-    narrow: bool = False,
     seed: int = 0,
+    **how: Any,
 ) -> torch.Tensor:
-    """A layer with both products on the dense kernel; operands and result on the CPU."""
-    there, device = made.to(backend.device), backend.device
-    act = activation if isinstance(activation, Activation) else ACTIVATIONS[activation]
-    out = torch.full((x.shape[0], made.w2.shape[1]), math.nan, dtype=x.dtype, device=device)
-    plan = ExpertPlan("experts", config, config, False, "", narrow)
-    map_there = None if expert_map is None else expert_map.to(device)
+    """A layer with both products on the dense kernel."""
     with backend.active(seed):
-        launch_layer(
-            plan, x.to(device), there.w13, there.w2, weights.to(device), ids.to(device), map_there, act, out,
-            "sm_90a", weight_on_input=weight_on_input,
-        )  # fmt: skip
-    return out.cpu()
+        return launch_products(made, config, x, weights, ids, arch="sm_90a", device=backend.device, **how)
 
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=str)

@@ -17,10 +17,10 @@ import torch
 
 import swordfish as sf
 from swordfish.errors import ArgumentError
-from swordfish.experts import ACTIVATIONS, Activation, ExpertPlan, moe, plan_layer
+from swordfish.experts import ACTIVATIONS, Activation, moe, plan_layer
 from swordfish.experts.grouped import ExpertGrouped
 from swordfish.experts.kernels import Product
-from swordfish.experts.layer import down, launch_layer
+from swordfish.experts.layer import down
 from swordfish.experts.routing import sort_pairs
 from swordfish.prefill.config import ARCHITECTURES
 from swordfish.runtime.cute import keep_workers
@@ -31,6 +31,7 @@ from tests.moe_layers import (
     GroupedProblem,
     MoeLayer,
     assert_layer,
+    launch_products,
     layer,
     permuted_copies,
     routing,
@@ -70,22 +71,13 @@ def run(
     weights: torch.Tensor,
     ids: torch.Tensor,
     *,
-    activation: str | Activation = "silu",
-    expert_map: torch.Tensor | None = None,
-    weight_on_input: bool = False,
-    narrow: bool = False,
     seed: int = 0,
     arch: str = "sm_100a",
+    **how: Any,
 ) -> torch.Tensor:
     """A layer with both products on the grouped kernel; raises on any finding."""
-    act = activation if isinstance(activation, Activation) else ACTIVATIONS[activation]
-    out = torch.full((x.shape[0], made.w2.shape[1]), math.nan, dtype=x.dtype)
-    plan = ExpertPlan("experts", config, config, False, "", narrow)
     with sf.emulate(arch, tcgen05_fences=True, cluster_start=True, **schedule(seed)) as emulation:
-        launch_layer(
-            plan, x, made.w13, made.w2, weights, ids, expert_map, act, out, arch,
-            weight_on_input=weight_on_input,
-        )  # fmt: skip
+        out = launch_products(made, config, x, weights, ids, arch=arch, **how)
     for report in emulation.reports:
         report.raise_on_findings()
     return out

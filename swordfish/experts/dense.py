@@ -126,14 +126,14 @@ class ExpertDense:
         k, n = -(-weights.packed_k // _BLOCK) * _BLOCK, weights.padded_n
         step = experts_at_a_time(weights)
         values = torch.empty((step, n, k), dtype=weights.dtype, device=weights.device)
-        rows = _rows(x, self.tokens)
+        columns, rows = _columns(values), _rows(x, self.tokens)
         for first in range(0, weights.experts, step):
             count = min(step, weights.experts - first)
             begins = routing.begins[first : first + count + 1]
             _dequantise(weights, first, count, begins, values, arch)
             launch(
                 (
-                    _columns(values),
+                    columns,
                     rows,
                     x,
                     np.int32(x.stride(0) // 8),

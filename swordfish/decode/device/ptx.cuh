@@ -102,7 +102,7 @@ template <int pending> SF_DEVICE void copy_async_wait() { asm volatile("cp.async
 // One of the arrivals that a barrier expects, when all copies of this lane so far are done.
 SF_DEVICE void copy_async_arrive(u32 bar) { asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory"); }
 
-// What lanes have copied or written is for products to see, which read as bulk copies write.
+// What lanes have copied or written is for products and bulk copies to see, which read another way.
 SF_DEVICE void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // Sends 16 bytes to another CTA and counts them on its barrier: data and notice in one instruction, no cluster barrier needed.

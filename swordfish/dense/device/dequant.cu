@@ -192,9 +192,7 @@ SF_DEVICE void store_words4(u32 address, const Words4& v) {
 }
 
 // From shared memory to the output by the copy engine, 16-byte aligned at both ends. It sees what lanes have written once all have passed
-// the fence and met.
-SF_DEVICE void bulk_store_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
+// fence_proxy_async and met.
 SF_DEVICE void bulk_store(u16* dst, u32 src, u32 bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(dst), "r"(src), "r"(bytes) : "memory");
 }
@@ -276,7 +274,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
     const u32 at = shared_address(pieces) + warp * 128 + lane % 8 * 16;
     expand(warp, lane, scalings.scale, scalings.zero, [=](int r, const Words4& v) { store_words4(at + r * PIECE_PITCH, v); });
   }
-  bulk_store_fence();
+  fence_proxy_async();
   __syncthreads();
   const int r = warp * (16 / WARPS) + lane, line = line_of(lane < 16 / WARPS, row + r, perm, sizes);
   if (line < 0) return;
